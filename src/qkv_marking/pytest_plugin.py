@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Feature:
     """The value of the fixture `conformance`: the result for one feature of a function.
 
-    `bool(feature)` is true if the feature's status is "right".
+    `bool(feature)` is true if the feature's status is "right" or "fragile".
 
     Args:
         report: the whole card.
@@ -29,11 +29,11 @@ class Feature:
 
     @property
     def status(self) -> str:
-        """The status: right, wrong, refused or absent."""
+        """The status: right, wrong, fragile, refused or absent."""
         return self.report.features[self.name]
 
     def __bool__(self) -> bool:
-        return self.status == "right"
+        return self.status in ("right", "fragile")
 
     def __repr__(self) -> str:
         lines = [f"{self.name}: {self.status}, {self.report.remark(self.name)}"]

@@ -49,6 +49,23 @@ def test_a_right_function_ends_with_0_and_a_wrong_one_with_1(file):
     assert "factor = d**-0.5 if scale is None else scale" in bad.stdout
 
 
+def test_fragile_features_count_only_with_strict(file):
+    file.write_text(
+        SOURCE
+        + """
+def added(query, key, value, attn_mask=None):
+    hidden = np.where(attn_mask, 0, -np.inf) if attn_mask.dtype == bool else attn_mask
+    return softmax(query @ key.swapaxes(-1, -2) / query.shape[-1] ** 0.5 + hidden) @ value
+"""
+    )
+    fragile = run(f"{file}:added", "--features", "hidden NaN")
+    assert fragile.exit_code == 0
+    assert fragile.stdout.splitlines()[-1] == "1 fragile"
+    strict = run(f"{file}:added", "--features", "hidden NaN", "--strict")
+    assert strict.exit_code == 1
+    assert strict.stdout.splitlines()[-1] == "1 wrong"
+
+
 def test_an_argument_may_have_another_name(file):
     assert "scale  absent" in run(f"{file}:renamed", "--features", "scale").stdout
     named = run(f"{file}:renamed", "--features", "scale", "--names", "factor=scale")

@@ -23,6 +23,18 @@ def test_sdpa_is_recognized_when_passed_as_a_function():
     assert report.features == {"plain": "right", "causal": "right"}
 
 
+def test_a_function_that_calls_sdpa_gets_the_card_of_sdpa():
+    def attention(query, key, value, attn_mask=None, is_causal=False, scale=None):
+        return torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=True
+        )
+
+    report = qkv.conform(attention, arrays="torch", aligned="start")
+    assert report.features == qkv.conform("torch.sdpa").features
+    assert report.features["hidden NaN"] == "fragile"
+    assert report.passed
+
+
 def test_a_function_on_tensors_is_judged_with_its_gradient():
     def attention(query, key, value, is_causal=False, softcap=None):
         scores = query @ key.mT * query.shape[-1] ** -0.5

@@ -12,7 +12,13 @@ from qkv.cli._program import FAILED
 if TYPE_CHECKING:
     from qkv_marking.conformance.report import Report
 
-_COLOURS = {"right": "green", "wrong": "bold red", "refused": "yellow", "absent": "dim"}
+_COLOURS = {
+    "right": "green",
+    "wrong": "bold red",
+    "fragile": "magenta",
+    "refused": "yellow",
+    "absent": "dim",
+}
 
 
 def _split(context: click.Context, parameter: click.Parameter, text: str | None) -> Any:
@@ -67,6 +73,7 @@ def _pairs(context: click.Context, parameter: click.Parameter, texts: tuple[str,
     " aligns the first query with the first key, 'end' aligns the last query with the last key.",
 )
 @click.option("--device", default="", metavar="NAME", help="The device of torch or JAX arrays.")
+@click.option("--strict", is_flag=True, help="Count fragile features as wrong.")
 @click.option("--seed", type=click.IntRange(0), default=0, help="The seed of the random cases.")
 @click.option(
     "--seconds", type=float, default=10.0, show_default=True, help="The time limit of one call."
@@ -89,8 +96,9 @@ def conform(html: str | None, junit: str | None, as_json: bool, **options: Any) 
 
     FUNCTION is package.module:function, file.py:function, model.onnx, or the attention of an
     installed library, for example torch.sdpa. The command calls FUNCTION in a separate process
-    as function(query, key, value, **arguments) with arrays (B, H, L, d). The exit code is 0 if the
-    card lists no errors, else 1.
+    as function(query, key, value, **arguments) with arrays (B, H, L, d). The exit code is 0 if no
+    feature is wrong, else 1. Fragile features are right except for masked NaN values, rows that
+    see nothing, or bits that differ between two runs.
     """
     from qkv_marking.conformance.card import conform as judge
 

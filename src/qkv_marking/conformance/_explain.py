@@ -105,7 +105,7 @@ class _Seen:
             return all(_near(a, b, ..., 1e-5) for a, b in zip(predicted, outputs, strict=True))
         if candidates[-1].rough and self.error > self.bound:
             return self.error < max(self.right.errors(predicted)) * _LIKE < np.inf
-        closer = self.error / _CLOSER if self.result.status == "wrong" else np.inf
+        closer = self.error / _CLOSER if self.result.status != "right" else np.inf
         return all(
             _near(a, b, self.right.judged, 2 * bound, closer)
             for a, b, bound in zip(predicted, outputs, self.right.bounds, strict=True)
@@ -115,7 +115,7 @@ class _Seen:
 def _differs(result: CaseResult) -> bool:
     """Does the result have wrong values or shapes? Side effects alone give False."""
     return (
-        result.status == "wrong"
+        result.status in ("wrong", "fragile")
         and bool(result.outputs)
         and (result.error is None or not result.message)
     )
@@ -196,7 +196,7 @@ class Explainer:
 
         Return "" if no such feature exists.
         """
-        if not self.known or not _differs(result):
+        if not self.known or result.status != "wrong" or not _differs(result):
             return ""
         seen = _Seen.of(result)
         for candidates in _some(tuple(self.known)):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,8 @@ class CaseResult:
 
     Attributes:
         case: the call.
-        status: "right", "wrong" or "refused".
+        status: "right", "wrong", "fragile" or "refused". A case is fragile if its result is right
+            but for masked NaN values, rows that see nothing, or bits that differ between two runs.
         error: the largest error in a returned array; None if the results cannot be compared. If the
             call returns several arrays, the error is from the array with the largest ratio of error
             to bound.
@@ -65,10 +66,11 @@ class Runs:
 
     Args:
         start: a function that starts the process.
+        strict: whether fragile cases are wrong.
     """
 
-    def __init__(self, start: Callable[[], Isolated]) -> None:
-        self._start = start
+    def __init__(self, start: Callable[[], Isolated], strict: bool = False) -> None:
+        self._start, self._strict = start, strict
         self._processes = ExitStack()  # `close` ends the process
         self._process: Isolated | None = None
 
@@ -101,7 +103,12 @@ class Runs:
         if "error" in reply:
             status = "wrong" if reply["slip"] else "refused"
             return CaseResult(case, status, message=f"it raises {reply['error']}")
-        return _judge(case, right, reply)
+        result = _judge(case, right, reply)
+        defined = _drop_undocumented(case) if result.status == "wrong" else None
+        if defined is not None and self.run(defined).status == "right":
+            result = replace(result, status="fragile")
+        strict = self._strict and result.status == "fragile"
+        return replace(result, status="wrong") if strict else result
 
     def _begin(self) -> tuple[Isolated, Mapping[str, Any]]:
         if self._process is None:
@@ -118,28 +125,54 @@ class Runs:
         self._process = None
 
 
+def _drop_undocumented(case: Case) -> Case | None:
+    """Return the call without masked NaN, or the gradient without rows that see nothing.
+
+    Return None for other calls. No library documents the results of these two kinds of call.
+    """
+    if case.poison:
+        return replace(case, poison=False)
+    if case.feature != "gradient":
+        return None
+    options = {
+        name: value.replace(" blind", "") if isinstance(value, str) else value
+        for name, value in case.options.items()
+    }
+    return replace(case, options=options) if options != case.options else None
+
+
 def _judge(case: Case, right: "Answer", reply: Mapping[str, Any]) -> CaseResult:
-    """Compare the returned arrays with the right answer."""
-    outputs = tuple(unpack(out, lambda number, thing: thing) for out in reply["outs"])
-    if len(outputs) > len(right.arrays) and not {"weights", "lse"} & {*right.names}:
-        outputs = outputs[:1]  # ignore attention weights that the case did not request
-    if len(outputs) != len(right.arrays):
-        return CaseResult(case, "wrong", message=f"it returns {len(outputs)} arrays instead of"
-                          f" {', '.join(right.names)}")  # fmt: skip
-    for name, a, b in zip(right.names, right.arrays, outputs, strict=True):
-        if a.shape != np.shape(b):
-            message = f"{name} has shape {np.shape(b)} and must have {a.shape}"
-            return CaseResult(case, "wrong", message=message, outputs=outputs)
-    error, bound = right.worst(outputs)
-    message = ""
+    """Compare the arrays that each repetition of the call returned with the right answer."""
+    runs = []
+    for outs in (reply["outs"], *reply["others"]):
+        outputs = tuple(unpack(out, lambda number, thing: thing) for out in outs)
+        if len(outputs) > len(right.arrays) and not {"weights", "lse"} & {*right.names}:
+            outputs = outputs[:1]  # ignore attention weights that the case did not request
+        if len(outputs) != len(right.arrays):
+            return CaseResult(case, "wrong", message=f"it returns {len(outputs)} arrays instead of"
+                              f" {', '.join(right.names)}")  # fmt: skip
+        for name, a, b in zip(right.names, right.arrays, outputs, strict=True):
+            if a.shape != np.shape(b):
+                message = f"{name} has shape {np.shape(b)} and must have {a.shape}"
+                return CaseResult(case, "wrong", message=message, outputs=outputs)
+        runs.append(outputs)
+    error, bound = max(map(right.worst, runs), key=_ratio)
+    status, message = "right" if error <= bound else "wrong", ""
+    if status == "wrong" and right.defined is not None:
+        defined, allowed = replace(right, judged=right.defined).worst(runs[0])
+        status = "fragile" if defined <= allowed else "wrong"
     if reply["changed"]:
-        message = f"it writes to {' and '.join(reply['changed'])}"
-    elif not reply["same"]:
+        status, message = "wrong", f"it writes to {' and '.join(reply['changed'])}"
+    elif len(runs) > 1:
+        status = "fragile" if status == "right" else status
         message = "it gives different results for the same call"
     elif reply["overwritten"]:
-        message = "a later call writes to the result of an earlier call"
-    is_right = error <= bound and not message
-    return CaseResult(case, "right" if is_right else "wrong", error, bound, message, outputs)
+        status, message = "wrong", "a later call writes to the result of an earlier call"
+    return CaseResult(case, status, error, bound, message, runs[0])
+
+
+def _ratio(pair: tuple[float, float]) -> float:
+    return pair[0] / (pair[1] or 1)
 
 
 @dataclass(frozen=True)
@@ -150,6 +183,8 @@ class Answer:
     arrays: tuple[Array, ...]
     bounds: tuple[float, ...]
     judged: Any  # the judged rows: bool (B, Hq, L), or `...` for all rows
+    # the rows that see a key, if rows that see nothing are judged too, else None
+    defined: Array | None = None
 
     def errors(self, outputs: Sequence[Array]) -> list[float]:
         """Return the largest error of each array.
@@ -164,7 +199,7 @@ class Answer:
     def worst(self, outputs: Sequence[Array]) -> tuple[float, float]:
         """Return `(error, bound)` of the array with the largest ratio of error to bound."""
         errors = self.errors(outputs)
-        return max(zip(errors, self.bounds, strict=True), key=lambda pair: pair[0] / (pair[1] or 1))
+        return max(zip(errors, self.bounds, strict=True), key=_ratio)
 
     def fits(self, outputs: Sequence[Array]) -> bool:
         """Are the number and the shapes of the arrays right?"""
@@ -176,13 +211,13 @@ def answer(case: Case, drawn: Drawn) -> Answer:
     right = run(values(case, drawn))
     names = result_names(case)
     every = case.feature in ("rows that see nothing", "empty")
-    judged: Any = ...
-    if not every and case.feature != "gradient":
-        judged = right.seen.any(axis=-1)
+    seen: Array = np.any(right.seen, axis=-1)
+    judged: Any = ... if every or case.feature == "gradient" else seen
     bounds = [_allowed_error(case, drawn, right, name) for name in names]
     if case.dtype in ("float16", "bfloat16"):
         bounds = _half_bounds(case, drawn, right, judged)
-    return Answer(names, tuple(parts(right, names)), tuple(bounds), judged)
+    arrays = tuple(parts(right, names))
+    return Answer(names, arrays, tuple(bounds), judged, seen if every else None)
 
 
 def result_names(case: Case) -> tuple[str, ...]:

@@ -151,7 +151,11 @@ class CaseWorker:
         return {
             "outs": [packer.pack(out) for out in results[0]],
             "changed": changed,
-            "same": all(_same(results[0], result) for result in results),
+            "others": [
+                [packer.pack(out) for out in result]
+                for result in results
+                if not _same(results[0], result)
+            ],
             "overwritten": any(not _same([a], [copy]) for a, copy in kept_outs),
         }
 

@@ -39,6 +39,7 @@ def conform(
     features: Collection[str] | None = None,
     aligned: str = "end",
     device: str = "",
+    strict: bool = False,
     seed: int = 0,
     seconds: float = 10.0,
     waiting: Callable[[], None] = lambda: None,
@@ -70,6 +71,7 @@ def conform(
             `"end"` aligns the last query with the last key; `"start"` aligns the first query with
             the first key.
         device: the device of torch or JAX arrays, such as `"cuda"`.
+        strict: whether fragile features are wrong.
         seed: the random seed for the random cases.
         seconds: the time limit of a call.
         waiting: a function to call several times per second during the run.
@@ -101,7 +103,7 @@ def conform(
     chosen = [feature for feature in FEATURES if features is None or feature in features]
     task = {"target": function, "gradient": gradient, "arrays": arrays, "device": device}
     start = _start(task | {"names": names}, {"seconds": seconds, "waiting": waiting})
-    with closing(Runs(start)) as runs:
+    with closing(Runs(start, strict)) as runs:
         about = runs.load()
         halves = [dtype for dtype in about["halves"] if dtype not in dtypes]
         plan = [*plan_cases(dtypes, halves), *random(seed, _RANDOM, dtypes)]
@@ -193,7 +195,7 @@ def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
 def _findings(
     runs: Runs, results: list[CaseResult]
 ) -> tuple[list[CaseResult], dict[str, WrongCase]]:
-    """Return `(results, findings)`, with a finding for each wrong or refused feature.
+    """Return `(results, findings)`, with a finding for each wrong, fragile or refused feature.
 
     A finding holds the smallest case with the error. If a case of "window" is wrong only because
     of a defect in "causal", the case does not make the feature "window" wrong.
@@ -213,7 +215,7 @@ def _findings(
             (result for result in group if result.status == status),
             key=lambda bad: (bool(bad.like), bad.case.optional, bad.case.size()),
         )
-        if status == "wrong" and not smallest.ended and not smallest.like:
+        if status in ("wrong", "fragile") and not smallest.ended and not smallest.like:
             smallest = _shrunk(runs, smallest)
         if smallest.like:
             earlier = findings.get(smallest.like)
@@ -251,7 +253,7 @@ def _shrunk(runs: Runs, result: CaseResult) -> CaseResult:
         less = runs.run(_move_offset(result.case, case))
         if less.ended:
             break
-        if less.status == "wrong" and bool(less.message) == bool(result.message):
+        if less.status == result.status and bool(less.message) == bool(result.message):
             result, candidates = less, iter(smaller(less.case))
     return result
 

@@ -18,7 +18,7 @@ _NAMED = 3  # the maximum number of refused cases to list
 
 @dataclass(frozen=True)
 class WrongCase:
-    """The smallest wrong or refused case of a feature, and its explanation.
+    """The smallest wrong, fragile or refused case of a feature, and its explanation.
 
     Attributes:
         case: the smallest case that shows the error.
@@ -37,11 +37,12 @@ class Report:
 
     Attributes:
         name: the name of the function that was judged.
-        features: the status of each feature: "right", "wrong", "refused" (the function raises an
-            error) or "absent" (the function has no argument for the feature).
+        features: the status of each feature: "right", "wrong", "fragile" (right but for masked NaN
+            values, rows that see nothing, or bits that differ between two runs), "refused" (the
+            function raises an error) or "absent" (the function has no argument for the feature).
         cases: the result of each case, with `.case`, `.status`, `.error` and `.bound`.
-        findings: a `WrongCase` for each wrong or refused feature, keyed by feature. A finding holds
-            the smallest case with the error, and the known defects that explain this case.
+        findings: a `WrongCase` for each wrong, fragile or refused feature, keyed by feature. A
+            finding holds the smallest case with the error, and the known defects that explain it.
     """
 
     name: str
@@ -68,8 +69,8 @@ class Report:
     __repr__ = __str__
 
     def summary(self) -> str:
-        """Count the features that are right, wrong, refused and absent."""
-        kinds = ("right", "wrong", "refused", "absent")
+        """Count the features that are right, wrong, fragile, refused and absent."""
+        kinds = ("right", "wrong", "fragile", "refused", "absent")
         counts = {kind: [*self.features.values()].count(kind) for kind in kinds}
         return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
 
@@ -77,7 +78,7 @@ class Report:
         """Describe the result of a feature, for example "as if the kernel ignored softcap"."""
         status = self.features[feature]
         finding = self.findings.get(feature)
-        if finding is not None and status == "wrong":
+        if finding is not None and status in ("wrong", "fragile"):
             if finding.explanation is not None:
                 same = f", the same error as in {finding.like}" if finding.like else ""
                 if finding.explanation.beside and not same:
@@ -164,7 +165,7 @@ class Report:
     def to_junit(self, path: StrPath) -> None:
         """Write the results as JUnit XML, with one test case for each feature.
 
-        The test cases of refused and absent features are skipped.
+        Only wrong features fail; the test cases of refused and absent features are skipped.
         """
         from qkv_marking.files.junit_gradescope import write_features
 
@@ -217,7 +218,8 @@ def status_of(results: Sequence[CaseResult]) -> str:
     a defect in a different feature. If this leaves no case, all cases count.
     """
     results = [result for result in results if not result.like] or results
-    if any(result.status == "wrong" for result in results):
-        return "wrong"
+    for status in ("wrong", "fragile"):
+        if any(result.status == status for result in results):
+            return status
     needed = [result for result in results if not result.case.optional] or results
     return "refused" if any(result.status == "refused" for result in needed) else "right"

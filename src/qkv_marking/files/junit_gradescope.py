@@ -19,13 +19,14 @@ from qkv_marking._result import CheckResult
 FULL = 10
 # characters that XML 1.0 does not allow, even escaped
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_ELEMENTS = MappingProxyType({"right": "system-out", "wrong": "failure"})
+_ELEMENTS = MappingProxyType({"right": "system-out", "fragile": "system-out", "wrong": "failure"})
 
 
 class _Test(NamedTuple):
-    """A test in a JUnit suite, which passes if `status` is "right" and fails if it is "wrong".
+    """A test in a JUnit suite.
 
-    If `status` is neither "right" nor "wrong", the test counts as skipped.
+    The test passes if `status` is "right" or "fragile", and fails if it is "wrong". With any other
+    `status`, the test counts as skipped.
     """
 
     name: str
@@ -60,8 +61,8 @@ def write_features(path: StrPath, name: str, tests: Sequence[tuple[str, str, str
     Args:
         path: the file to write.
         name: the function that was judged.
-        tests: the name, the status ("right", "wrong", "refused" or "absent") and a remark for each
-            feature.
+        tests: the name, the status ("right", "wrong", "fragile", "refused" or "absent") and a
+            remark for each feature.
     """
     rows = [
         _Test(feature, status, f"{status}: {words.partition(chr(10))[0]}", words)
@@ -117,7 +118,7 @@ def _suite(name: str, tests: Sequence[_Test]) -> ElementTree.Element:
     statuses = [test.status for test in tests]
     wrong = statuses.count("wrong")
     counts = {"tests": len(tests), "failures": wrong, "errors": 0}
-    counts["skipped"] = len(tests) - wrong - statuses.count("right")
+    counts["skipped"] = sum(status not in _ELEMENTS for status in statuses)
     attributes = {key: str(count) for key, count in counts.items()}
     suite = ElementTree.Element("testsuite", {"name": _clean(name), **attributes})
     for test in tests:

@@ -193,18 +193,66 @@ def test_nondeterministic_outputs_fail_the_determinism_feature():
         calls.append(1)
         return qkv.attention(query, key, value) + len(calls)
 
+    def seldom(query, key, value):
+        calls.append(1)
+        return qkv.attention(query, key, value) + (len(calls) % 3 == 2)
+
     def reuses(query, key, value):
         out = buffer[: query[..., 0].size * value.shape[-1]]
         out[...] = noisy(query, key, value).reshape(-1)
         return out.reshape(*query.shape[:3], -1)
 
     report = qkv.conform(unsteady, features=["plain", "determinism"])
-    assert report.features == {"plain": "right", "determinism": "wrong"}
+    assert report.features == {"plain": "right", "determinism": "fragile"}
     assert "different results for the same call" in report.remark("determinism")
+    report = qkv.conform(seldom, features=["determinism"])
+    assert report.features["determinism"] == "wrong"
     report = qkv.conform(noisy, features=["determinism"])
     assert "different results for the same call" in report.remark("determinism")
     report = qkv.conform(reuses, features=["determinism"])
     assert report.features["determinism"] == "wrong"
+
+
+def shaky(query, key, value, attn_mask=None, spoil=None):
+    """Attention with NaN in rows that see nothing; `spoil` changes the rows that see a key."""
+    scores = query @ key.swapaxes(-1, -2) / np.sqrt(query.shape[-1])
+    blind = False
+    if attn_mask is not None:
+        hidden = ~attn_mask if attn_mask.dtype == bool else attn_mask == -np.inf
+        scores = np.where(hidden, -np.inf, scores + (0 if attn_mask.dtype == bool else attn_mask))
+        blind = np.all(hidden, axis=-1)
+    out = softmax(scores) @ value
+    return out if spoil is None else spoil(out, np.any(blind))
+
+
+UNDOCUMENTED = ["plain", "bool mask", "rows that see nothing", "hidden NaN"]
+
+
+def test_a_function_without_undocumented_promises_is_fragile_and_wrong_if_strict():
+    report = qkv.conform(shaky, features=UNDOCUMENTED)
+    statuses = ["right", "right", "fragile", "fragile"]
+    assert [*report.features.values()] == statuses, report
+    assert report.passed
+    assert report.summary() == "2 right, 2 fragile"
+    assert "the kernel divided 0 by 0" in report.remark("rows that see nothing")
+    report = qkv.conform(shaky, features=UNDOCUMENTED, strict=True)
+    assert [*report.features.values()] == ["right", "right", "wrong", "wrong"], report
+    assert not report.passed
+
+
+def test_an_error_in_rows_that_see_a_key_is_not_fragile():
+    def attention(query, key, value, attn_mask=None):
+        return shaky(query, key, value, attn_mask, lambda out, blind: out + 0.1 * blind)
+
+    report = qkv.conform(attention, features=UNDOCUMENTED)
+    assert report.features["rows that see nothing"] == "wrong"
+
+
+def test_an_error_that_is_there_without_nan_is_not_fragile():
+    def attention(query, key, value, attn_mask=None):
+        return shaky(query, key, value, attn_mask, lambda out, blind: out + (attn_mask is not None))
+
+    assert qkv.conform(attention, features=["hidden NaN"]).features == {"hidden NaN": "wrong"}
 
 
 def test_a_wrong_output_shape_is_reported():
