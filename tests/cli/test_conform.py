@@ -54,8 +54,9 @@ def test_fragile_features_count_only_with_strict(file):
         SOURCE
         + """
 def added(query, key, value, attn_mask=None):
-    hidden = np.where(attn_mask, 0, -np.inf) if attn_mask.dtype == bool else attn_mask
-    return softmax(query @ key.swapaxes(-1, -2) / query.shape[-1] ** 0.5 + hidden) @ value
+    mask = np.ones(key.shape[2], bool) if attn_mask is None else attn_mask
+    mask = np.where(mask, 0, -np.inf) if mask.dtype == bool else mask
+    return softmax(query @ key.swapaxes(-1, -2) / query.shape[-1] ** 0.5 + mask) @ value
 """
     )
     fragile = run(f"{file}:added", "--features", "hidden NaN")

@@ -133,4 +133,5 @@ def _print(report: "Report") -> None:
     screen = console()
     screen.print(Text(visible(report.name), style="bold"))
     screen.print(table)
-    screen.print(Text(report.summary()))
+    for line in (*report.notes(), report.summary()):
+        screen.print(Text(visible(line)))

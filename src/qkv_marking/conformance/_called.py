@@ -174,7 +174,7 @@ def _jax(device: str) -> Library:
 
 
 class NotNumbers(TypeError):
-    """The function returned something else than an array of numbers."""
+    """The function did not return an array of numbers, or returned far too many numbers."""
 
 
 def _as_array(x: Any) -> Array:

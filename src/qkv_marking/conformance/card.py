@@ -14,6 +14,7 @@ from qkv_marking._isolated import Isolated, serve
 from qkv_marking._outcome import name_of
 from qkv_marking.conformance._called import LIBRARIES, Callee
 from qkv_marking.conformance._explain import Explainer
+from qkv_marking.conformance._limits import Limits, find_limits
 from qkv_marking.conformance._runs import CaseResult, Runs
 from qkv_marking.conformance._worker import MEGABYTES, CaseWorker, load, of_function
 from qkv_marking.conformance.read_cases import FEATURES, Case, plan_cases, random, smaller
@@ -54,7 +55,9 @@ def conform(
 
     Structured cases come first (each feature, pairs of features, and sizes near tile sizes), then
     random cases. For a wrong feature, the report shows the smallest failing case, and the known
-    kernel defects that would give the same output.
+    kernel defects that would give the same output. If the function raises errors for some sizes,
+    such as head sizes that are not multiples of 8, the report states these limits, and all cases
+    have sizes within the limits.
 
     Args:
         function: a function, or `"package.module:function"`, `"file.py:function"`, `"model.onnx"`,
@@ -82,7 +85,7 @@ def conform(
 
     Raises:
         ValueError: a library, dtype or feature is unknown; the function cannot be loaded; or the
-            function raises an error in a call without options.
+            function raises an error in every call without options.
         TypeError: `function` cannot be called.
 
     >>> import numpy as np
@@ -106,7 +109,8 @@ def conform(
     with closing(Runs(start, strict)) as runs:
         about = runs.load()
         halves = [dtype for dtype in about["halves"] if dtype not in dtypes]
-        plan = [*plan_cases(dtypes, halves), *random(seed, _RANDOM, dtypes)]
+        limits = _limits(runs, dtypes[0])
+        plan = _fit([*plan_cases(dtypes, halves), *random(seed, _RANDOM, dtypes)], limits)
         cases = [case for case in _filter_cases(plan, about, aligned) if case.feature in chosen]
         results = _all(runs, cases)
         results, findings = _findings(runs, results)
@@ -114,7 +118,7 @@ def conform(
     statuses = {name: status_of(group) if group else "absent" for name, group in by_feature.items()}
     name = function if isinstance(function, str) else name_of(function)
     says = f"{name} ({about['says'] or arrays}; {', '.join(dtypes)})"
-    return Report(says, statuses, tuple(results), findings)
+    return Report(says, statuses, tuple(results), findings, limits.says())
 
 
 def _results_of(feature: str, results: Iterable[CaseResult]) -> list[CaseResult]:
@@ -163,6 +167,28 @@ def _start(task: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolate
     return lambda: Isolated(fork, **limits)
 
 
+def _limits(runs: Runs, dtype: str) -> Limits:
+    """Find the sizes that the function takes.
+
+    Raises:
+        ValueError: the function refuses every call.
+    """
+    limits = find_limits(runs.run, dtype)
+    if limits is not None:
+        return limits
+    case = Case("plain", L=64, S=64, d=64, dv=64, dtype=dtype)
+    raise ValueError(
+        f"conform: the simplest call is refused ({case.describe()}): {runs.run(case).message}; the"
+        " function must accept function(query, key, value) with arrays (B, H, L, d)"
+    )
+
+
+def _fit(plan: Iterable[Case], limits: Limits) -> list[Case]:
+    """Return the cases with sizes that the function takes, without cases that became equal."""
+    fitted = [limits.fit(case) for case in plan]
+    return [*{repr(replace(case, name="")): case for case in reversed(fitted)}.values()][::-1]
+
+
 def _filter_cases(plan: Iterable[Case], about: Mapping[str, Any], aligned: str) -> Iterator[Case]:
     """Yield the cases whose arguments the function accepts."""
     for case in plan:
@@ -182,11 +208,6 @@ def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
         if ended.get(case.feature, 0) >= _HANGS:
             continue
         result = runs.run(case)
-        if not results and result.status == "refused":
-            raise ValueError(
-                f"conform: the simplest call is refused ({case.describe()}): {result.message}; the"
-                " function must accept function(query, key, value) with arrays (B, H, L, d)"
-            )
         ended[case.feature] = ended.get(case.feature, 0) + result.ended
         results.append(result)
     return results

@@ -17,7 +17,7 @@ _ROWS = {feature: table["cases"] for feature, table in _TABLES.items() if featur
 FEATURES = tuple(_ROWS)
 # options whose values may be arrays; `Case.options` describes such an array as text
 DRAWN = ("attn_mask", "bias", "sinks", "query_lengths", "key_lengths", "alibi_slopes", "q_offset")
-_POSITIONAL = ("is_causal", "window", "alibi_slopes")  # options that depend on positions
+POSITIONAL = ("is_causal", "window", "alibi_slopes")  # options that depend on positions
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Case:
             if self.feature not in _FEATURES_OF.get(name, ())
         }
         case = replace(self, options=options, feature="plain")
-        if "q_offset" in options and not {*options} & {*_POSITIONAL}:
+        if "q_offset" in options and not {*options} & {*POSITIONAL}:
             case = replace(case, options={k: v for k, v in options.items() if k != "q_offset"})
         without: dict[str, dict[str, Any]] = {
             "half precision": {"dtype": "float32"},
@@ -272,7 +272,7 @@ def smaller(case: Case) -> Iterator[Case]:
             sizes = {name: size}
             if case.d == case.dv and name in ("d", "dv"):
                 sizes = {"d": size, "dv": size}
-            if case.L == case.S and name in ("L", "S") and {*case.options} & {*_POSITIONAL}:
+            if case.L == case.S and name in ("L", "S") and {*case.options} & {*POSITIONAL}:
                 sizes = {"L": size, "S": size}
             if case.Hq == case.Hkv and name in ("Hq", "Hkv"):
                 sizes = {"Hq": size, "Hkv": size}

@@ -43,12 +43,15 @@ class Report:
         cases: the result of each case, with `.case`, `.status`, `.error` and `.bound`.
         findings: a `WrongCase` for each wrong, fragile or refused feature, keyed by feature. A
             finding holds the smallest case with the error, and the known defects that explain it.
+        limits: the limits of the function, such as "d is a multiple of 8". The function raises
+            errors for other sizes, so the cases have only sizes within these limits.
     """
 
     name: str
     features: Mapping[str, str]
     cases: tuple[CaseResult, ...]
     findings: Mapping[str, WrongCase] = field(default_factory=dict)
+    limits: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -60,7 +63,7 @@ class Report:
 
     def __str__(self) -> str:
         """Return the card as text, as printed by `qkv conform`."""
-        lines = [f"{self.name}: {self.summary()}"]
+        lines = [f"{self.name}: {self.summary()}", *self.notes()]
         for name, status in self.features.items():
             lines.append(f"  {name:<22}{status:<9}{self.remark(name)}".rstrip())
             lines += [textwrap.indent(line, " " * 33) for line in self.details(name)]
@@ -73,6 +76,11 @@ class Report:
         kinds = ("right", "wrong", "fragile", "refused", "absent")
         counts = {kind: [*self.features.values()].count(kind) for kind in kinds}
         return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+
+    def notes(self) -> list[str]:
+        """Return sentences about the whole function, such as its limits."""
+        limits = f"Limits: {', and '.join(self.limits)}. The function refuses other sizes."
+        return [limits] if self.limits else []
 
     def remark(self, feature: str) -> str:
         """Describe the result of a feature, for example "as if the kernel ignored softcap"."""
@@ -134,6 +142,7 @@ class Report:
             "name": self.name,
             "passed": self.passed,
             "features": dict(self.features),
+            "limits": [*self.limits],
             "findings": {name: _finding(finding) for name, finding in self.findings.items()},
             "cases": [*map(_case, self.cases)],
         }
@@ -147,6 +156,7 @@ class Report:
         text = Template(page).substitute(
             name=escape(self.name),
             summary=escape(f"{self.summary()}, in {len(self.cases)} cases"),
+            notes="\n".join(f"<p>{escape(note)}</p>" for note in self.notes()),
             rows="\n".join(map(self._section, self.features)),
         )
         with replacing(path) as out:

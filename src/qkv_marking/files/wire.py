@@ -29,17 +29,18 @@ class Packer:
     Args:
         known: a function that takes an object and returns the object's number in the student's
             process, or None if the object has no number.
+        most: the maximum number of values in an array.
     """
 
-    def __init__(self, known: Callable[[Any], int | None]) -> None:
-        self.known, self.count = known, 0
+    def __init__(self, known: Callable[[Any], int | None], most: int = MAX_VALUES) -> None:
+        self.known, self.most, self.count = known, most, 0
 
     def pack(self, thing: Any, depth: int = 0) -> Packed:
         """Pack an object as JSON.
 
         Raises:
-            MemoryError: the object has more than `MAX_VALUES` numbers or elements; right answers
-                are smaller.
+            MemoryError: an array has more than `most` values, or the message has more than
+                `MAX_VALUES` elements; right answers are smaller.
         """
         self.count += 1
         kind = type(thing)
@@ -47,7 +48,7 @@ class Packer:
             return {"v": thing}
         if kind is str:
             return {"v": thing[:_LONGEST].encode("utf-8", "backslashreplace").decode()}
-        if kind is np.ndarray and thing.size > MAX_VALUES:
+        if kind is np.ndarray and thing.size > self.most:
             raise MemoryError(f"the output has {thing.size:,} numbers")
         if issubclass(kind, tuple | list | dict) and self.count + len(thing) > MAX_VALUES:
             raise MemoryError(f"the output has {len(thing):,} elements")
@@ -69,7 +70,7 @@ class Packer:
             a = None
         if a is None:
             return packed | {"o": type_name(thing), "calls": callable(thing)}
-        if a.size > MAX_VALUES:
+        if a.size > self.most:
             raise MemoryError(f"the output has {a.size:,} numbers")
         a = a.astype(np.float64) if a.dtype.itemsize > np.dtype(np.float64).itemsize else a
         data = base64.b64encode(np.ascontiguousarray(a).tobytes()).decode()

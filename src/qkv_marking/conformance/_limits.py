@@ -1,0 +1,177 @@
+"""Find the sizes that a function takes, and adapt cases to these sizes."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, NamedTuple, cast
+
+from qkv_marking.conformance._runs import CaseResult
+from qkv_marking.conformance.read_cases import POSITIONAL, Case
+
+_LENGTHS = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    7,
+    8,
+    15,
+    16,
+    17,
+    31,
+    32,
+    33,
+    48,
+    63,
+    64,
+    65,
+    96,
+    127,
+    128,
+    129,
+    256,
+    257,
+)
+# the sizes to try, keyed by the field of `Case`
+_TRIED = MappingProxyType(
+    {
+        "d": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 128, 160, 192, 256),
+        "B": (1, 2, 3),
+        "L": _LENGTHS,
+        "S": _LENGTHS,
+    }
+)
+# a function that takes all of these sizes (B, L, S, d) has no limits
+_FIRST = (
+    *((1, 1, 1, 1), (2, 5, 5, 8), (3, 3, 7, 3), (2, 7, 3, 6), (1, 4, 257, 40), (1, 129, 5, 128)),
+    *((1, 2, 33, 96), (1, 3, 2, 256)),
+)
+_LONGEST = 1024  # a case is not made square beyond this length, to save time
+_USUAL_D = (64, 128, 32, 16, 8, 256, 96, 4, 1)
+_USUAL = ((64, 64), (128, 128), (256, 256), (16, 16), (1, 64), (1, 128), (8, 8), (4, 4), (1, 1))
+
+
+class _Sizes(NamedTuple):
+    """The sizes that a function accepts, of the sizes that were tried."""
+
+    accepted: tuple[int, ...]
+    tried: tuple[int, ...]
+
+    @property
+    def step(self) -> int:
+        """The number whose multiples are accepted, from the smallest to the largest; or 0."""
+        step, low, top = math.gcd(*self.accepted), min(self.accepted), max(self.accepted)
+        between = [n for n in self.tried if n % step == 0 and low <= n <= top]
+        return step if between == [*self.accepted] and len(between) > 4 else 0
+
+    def nearest(self, size: int) -> int:
+        """Return the smallest accepted size that is not below `size`, or the largest one."""
+        top = max(self.accepted)
+        if self.step:
+            size = max(min(self.accepted), -(-size // self.step) * self.step)
+            return (
+                size if top == max(n for n in self.tried if n % self.step == 0) else min(size, top)
+            )
+        return min((n for n in self.accepted if n >= size), default=top)
+
+    def says(self, name: str) -> str:
+        """Describe the sizes, for example "d is a multiple of 8"."""
+        if not self.step:
+            *some, last = map(str, self.accepted)
+            return f"{name} is {', '.join(some)} or {last}" if some else f"{name} is {last}"
+        low, top = min(self.accepted), max(self.accepted)
+        words = [f"a multiple of {self.step}"] if self.step > 1 else []
+        words += [f"at least {low}"] if low > self.step else []
+        words += [f"at most {top}"] if self.nearest(top + 1) == top else []
+        return f"{name} is {' and '.join(words)}"
+
+
+class Limits(NamedTuple):
+    """The limits of a function: the sizes that it accepts, and how L and S must be related."""
+
+    sizes: Mapping[str, _Sizes]
+    relation: str = ""  # "L = S", "L <= S", "L >= S" or ""
+
+    def fit(self, case: Case) -> Case:
+        """Return the case with sizes that the function takes; sizes of 0 stay 0."""
+        L, S = case.L, case.S
+        if L and S and self.relation:
+            low, top = min(L, S), max(L, S)
+            top = min(top, max(low, _LONGEST)) if self.relation == "L = S" else top
+            L, S = {"=": (top, top), "<=": (low, top), ">=": (top, low)}[self.relation.split()[1]]
+        sizes: dict[str, Any] = {"B": case.B, "L": L, "S": S, "d": case.d, "dv": case.dv}
+        for name, size in sizes.items():
+            accepted = self.sizes.get(name[0])
+            if accepted is not None and size:
+                sizes[name] = accepted.nearest(size)
+        options = dict(case.options)
+        if case.L == case.S and sizes["L"] != sizes["S"] and {*options} & {*POSITIONAL}:
+            options.setdefault("q_offset", "aligned")
+        return replace(case, options=options, **sizes)
+
+    def says(self) -> tuple[str, ...]:
+        """Describe the limits, for example `("d is 64, 96 or 128", "L = S")`."""
+        relation = [self.relation] if self.relation else []
+        return (*(sizes.says(name) for name, sizes in self.sizes.items()), *relation)
+
+
+def find_limits(run: Callable[[Case], CaseResult], dtype: str) -> Limits | None:
+    """Find the limits of a function; return None if it refuses every call.
+
+    Args:
+        run: a function that runs a case.
+        dtype: the dtype of the calls.
+    """
+
+    def takes(case: Case) -> bool:
+        return run(case).status != "refused"
+
+    def call(B: int, L: int, S: int, d: int) -> Case:
+        return Case("plain", "limits", B=B, L=L, S=S, d=d, dv=d, dtype=dtype)
+
+    for sizes in _FIRST:
+        result = run(call(*sizes))
+        if result.status == "refused":
+            break
+        if result.ended:  # do not wait for further calls that crash or hang
+            return Limits({})
+    else:
+        return Limits({})
+    usual = (call(B, *n, d) for d, B, n in itertools.product(_USUAL_D, (2, 1), _USUAL))
+    base = next(filter(takes, usual), None)
+    if base is None:
+        return None
+
+    def find_accepted(at: Case, *names: str) -> _Sizes:
+        tried = _TRIED[names[0]]
+        cases = {n: replace(at, **cast(Any, dict.fromkeys(names, n))) for n in tried}
+        return _Sizes(tuple(n for n, case in cases.items() if takes(case)), tried)
+
+    found = {"d": find_accepted(base, "d", "dv"), "B": find_accepted(base, "B")}
+    found |= {"L": find_accepted(base, "L"), "S": find_accepted(base, "S")}
+    relation = ""
+    if base.L == base.S:
+        both, n = find_accepted(base, "L", "S"), base.L
+        fewer_keys = _beyond(found["L"].accepted, n) or _beyond(found["S"].accepted, n, -1)
+        more_keys = _beyond(found["S"].accepted, n) or _beyond(found["L"].accepted, n, -1)
+        if not fewer_keys and not more_keys:
+            relation, found["L"], found["S"] = "L = S", both, both
+        elif not (fewer_keys and more_keys):
+            relation = "L <= S" if more_keys else "L >= S"
+            short, long = ("L", "S") if more_keys else ("S", "L")
+            found[short] = find_accepted(
+                replace(base, **cast(Any, {long: max(both.accepted)})), short
+            )
+            found[long] = find_accepted(
+                replace(base, **cast(Any, {short: min(found[short].accepted)})), long
+            )
+    limited = {name: sizes for name, sizes in found.items() if sizes.accepted != sizes.tried}
+    return Limits(limited, relation)
+
+
+def _beyond(sizes: Iterable[int], n: int, sign: int = 1) -> bool:
+    """Is a size above n, or below n if `sign` is -1?"""
+    return any(sign * size > sign * n for size in sizes)
