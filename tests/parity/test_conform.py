@@ -52,6 +52,15 @@ def test_a_function_on_tensors_is_judged_with_its_gradient():
     assert report.features["gradient"] == "right"
 
 
+def test_arguments_of_a_module_are_those_of_forward():
+    class Attention(torch.nn.Module):
+        def forward(self, query, key, value, mask=None):
+            return torch.nn.functional.scaled_dot_product_attention(query, key, value, mask)
+
+    report = qkv.conform(Attention(), arrays="torch", features=["plain", "bool mask", "softcap"])
+    assert report.features == {"plain": "right", "bool mask": "right", "softcap": "absent"}
+
+
 def test_a_gradient_of_detached_weights_is_wrong():
     def attention(query, key, value):
         weights = (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1).detach()

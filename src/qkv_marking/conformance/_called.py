@@ -47,6 +47,7 @@ class Callee:
         aligned: "start" if the function aligns the first query with the first key, "end" if it
             aligns the last query with the last key, None if unknown.
         says: the name and version of the function's library.
+        unnamed: arguments that only `**options` of the function takes, by their names in qkv.
     """
 
     function: Callable[..., Any]
@@ -55,6 +56,7 @@ class Callee:
     arrays: str | None = None
     aligned: str | None = None
     says: str = ""
+    unnamed: frozenset[str] = frozenset()
 
     def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
         """Call the function; `options` uses qkv's argument names."""
@@ -73,17 +75,22 @@ def callee(function: Any, names: Mapping[str, str] | None, also: Iterable[str] =
     taken: dict[str, str] = {}
     theirs = [*also]
     with suppress(TypeError, ValueError):  # some compiled functions have no signature
-        for parameter in inspect.signature(function).parameters.values() if not theirs else ():
+        # `__call__` of a layer of torch or Keras passes all arguments to `forward` or `call`
+        read = getattr(function, "forward", getattr(function, "call", function))
+        for parameter in inspect.signature(read).parameters.values() if not theirs else ():
             if parameter.kind is parameter.VAR_KEYWORD:
                 taken = dict(zip(_TAKEN, _TAKEN, strict=True))
             elif parameter.kind is not parameter.VAR_POSITIONAL:
                 theirs.append(parameter.name)
+    unnamed = {*taken}
     pairs = [(_ALSO.get(name, name), name) for name in theirs]
     # if a function has both qkv's name of an argument and a synonym, use qkv's name
     for ours, name in sorted(pairs, key=lambda pair: pair[0] == pair[1]):
         if ours in _TAKEN:
             taken[ours] = name
-    return Callee(function, {**taken, **_ours_to_theirs(names or {}, {*theirs})})
+            unnamed.discard(ours)
+    given = _ours_to_theirs(names or {}, {*theirs})
+    return Callee(function, {**taken, **given}, unnamed=frozenset(unnamed - given.keys()))
 
 
 def _ours_to_theirs(names: Mapping[str, str], theirs: set[str]) -> dict[str, str]:

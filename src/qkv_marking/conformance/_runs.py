@@ -149,8 +149,8 @@ def _judge(case: Case, right: "Answer", reply: Mapping[str, Any]) -> CaseResult:
         if len(outputs) > len(right.arrays) and not {"weights", "lse"} & {*right.names}:
             outputs = outputs[:1]  # ignore attention weights that the case did not request
         if len(outputs) != len(right.arrays):
-            return CaseResult(case, "wrong", message=f"it returns {len(outputs)} arrays instead of"
-                              f" {', '.join(right.names)}")  # fmt: skip
+            message = f"it returns {len(outputs)} arrays instead of {', '.join(right.names)}"
+            return CaseResult(case, "wrong", message=message, outputs=outputs)
         for name, a, b in zip(right.names, right.arrays, outputs, strict=True):
             if a.shape != np.shape(b):
                 message = f"{name} has shape {np.shape(b)} and must have {a.shape}"

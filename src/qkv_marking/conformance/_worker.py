@@ -116,6 +116,7 @@ class CaseWorker:
         has_gradient = self.gradient is not None or self.library.backward is not None
         return {
             "offered": sorted(self.callee.names),
+            "unnamed": sorted(self.callee.unnamed),
             "gradient": sorted(offered) if has_gradient else None,
             "absent": sorted({*self.callee.absent, *self.library.absent}),
             "aligned": self.callee.aligned,

@@ -9,6 +9,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from qkv.arrays import whole_number
 from qkv_marking._isolated import Isolated, serve
 from qkv_marking._outcome import name_of
@@ -17,7 +19,14 @@ from qkv_marking.conformance._explain import Explainer
 from qkv_marking.conformance._limits import Limits, find_limits
 from qkv_marking.conformance._runs import CaseResult, Runs
 from qkv_marking.conformance._worker import MEGABYTES, CaseWorker, load, of_function
-from qkv_marking.conformance.read_cases import FEATURES, Case, plan_cases, random, smaller
+from qkv_marking.conformance.read_cases import (
+    FEATURES,
+    Case,
+    plan_cases,
+    random,
+    smaller,
+    with_and_without,
+)
 from qkv_marking.conformance.report import Report, WrongCase, status_of
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -110,6 +119,10 @@ def conform(
         about = runs.load()
         halves = [dtype for dtype in about["halves"] if dtype not in dtypes]
         limits = _limits(runs, dtypes[0])
+        ignored = {name for name in about["unnamed"] if _ignores(runs, name, limits, dtypes[0])}
+        about = {**about, "offered": {*about["offered"]} - ignored}
+        if gradient is None and about["gradient"] is not None:
+            about["gradient"] = {*about["gradient"]} - ignored
         plan = _fit([*plan_cases(dtypes, halves), *random(seed, _RANDOM, dtypes)], limits)
         cases = [case for case in _filter_cases(plan, about, aligned) if case.feature in chosen]
         results = _all(runs, cases)
@@ -118,7 +131,7 @@ def conform(
     statuses = {name: status_of(group) if group else "absent" for name, group in by_feature.items()}
     name = function if isinstance(function, str) else name_of(function)
     says = f"{name} ({about['says'] or arrays}; {', '.join(dtypes)})"
-    return Report(says, statuses, tuple(results), findings, limits.says())
+    return Report(says, statuses, tuple(results), findings, limits.says(), tuple(sorted(ignored)))
 
 
 def _results_of(feature: str, results: Iterable[CaseResult]) -> list[CaseResult]:
@@ -181,6 +194,16 @@ def _limits(runs: Runs, dtype: str) -> Limits:
         f"conform: the simplest call is refused ({case.describe()}): {runs.run(case).message}; the"
         " function must accept function(query, key, value) with arrays (B, H, L, d)"
     )
+
+
+def _ignores(runs: Runs, name: str, limits: Limits, dtype: str) -> bool:
+    """Does an argument that `**options` of the function takes never change the results?"""
+    same = []
+    for pair in with_and_without(name, dtype):
+        one, other = (runs.run(limits.fit(case)).outputs for case in pair)
+        if one and other:  # the function refuses neither of the two calls
+            same.append(len(one) == len(other) and all(map(np.array_equal, one, other)))
+    return bool(same) and all(same)
 
 
 def _fit(plan: Iterable[Case], limits: Limits) -> list[Case]:

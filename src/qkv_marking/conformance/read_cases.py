@@ -262,6 +262,19 @@ def random(seed: int, count: int, dtypes: Collection[str]) -> Iterator[Case]:
         )
 
 
+def with_and_without(name: str, dtype: str) -> Iterator[tuple[Case, Case]]:
+    """Yield pairs of calls that differ in one argument, and whose right results differ."""
+    case = Case("plain", L=6, S=6, dtype=dtype)
+    if name == "q_offset":
+        options = {"is_causal": True, "window": (2, 1)}
+        with_offset, without = (replace(case, options={**options, name: n}) for n in (2, 0))
+        yield with_offset, without
+        return
+    values = [once.options[name] for once in _ONCE.values() if name in once.options]
+    for value in values or [True]:  # `return_weights` and `return_lse` are not in the table `once`
+        yield replace(case, options={name: value}), case
+
+
 def smaller(case: Case) -> Iterator[Case]:
     """Yield versions of the call with smaller sizes, smallest first."""
     for name in ("L", "S", "d", "dv", "B", "Hq", "Hkv"):

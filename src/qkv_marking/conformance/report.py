@@ -45,6 +45,8 @@ class Report:
             finding holds the smallest case with the error, and the known defects that explain it.
         limits: the limits of the function, such as "d is a multiple of 8". The function raises
             errors for other sizes, so the cases have only sizes within these limits.
+        ignored: arguments that `**options` of the function takes, but that never change a result.
+            Their features are absent.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Report:
     cases: tuple[CaseResult, ...]
     findings: Mapping[str, WrongCase] = field(default_factory=dict)
     limits: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -78,9 +81,11 @@ class Report:
         return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
 
     def notes(self) -> list[str]:
-        """Return sentences about the whole function, such as its limits."""
+        """Return sentences about the whole function: its limits, and arguments that it ignores."""
         limits = f"Limits: {', and '.join(self.limits)}. The function refuses other sizes."
-        return [limits] if self.limits else []
+        ignored = f"Ignored: {', '.join(self.ignored)}. The function accepts these arguments in"
+        ignored += " **options, but they never change its result."
+        return [limits] * bool(self.limits) + [ignored] * bool(self.ignored)
 
     def remark(self, feature: str) -> str:
         """Describe the result of a feature, for example "as if the kernel ignored softcap"."""
@@ -143,6 +148,7 @@ class Report:
             "passed": self.passed,
             "features": dict(self.features),
             "limits": [*self.limits],
+            "ignored": [*self.ignored],
             "findings": {name: _finding(finding) for name, finding in self.findings.items()},
             "cases": [*map(_case, self.cases)],
         }

@@ -11,6 +11,7 @@ import pytest
 
 import qkv
 from processes import ends_with_its_parent
+from qkv.attend.arguments import OPTIONS
 from qkv_marking.conformance.read_cases import FEATURES
 
 from .tiled import kernel
@@ -66,6 +67,27 @@ def test_options_of_a_function_with_kwargs_are_recognized():
     report = qkv.conform(lambda q, k, v, **options: qkv.attention(q, k, v, **options))
     assert report.passed, report
     assert report.features["sinks"] == "right"
+
+
+def test_options_that_vanish_in_kwargs_are_ignored_once():
+    def attention(query, key, value, is_causal=False, **options):
+        scores = query @ key.swapaxes(-1, -2) * options.get("scale", query.shape[-1] ** -0.5)
+        if is_causal:
+            L, S = scores.shape[-2:]
+            scores = np.where(np.tri(L, S, S - L, dtype=bool), scores, -np.inf)
+        return softmax(scores) @ value
+
+    features = ["plain", "scale", "causal", "q_offset", "bool mask", "softcap", "LSE", "lengths"]
+    report = qkv.conform(attention, features=features)
+    assert report.features == dict.fromkeys(features, "absent") | dict.fromkeys(
+        features[:3], "right"
+    )
+    assert {*report.ignored} == {*OPTIONS} - {"scale", "is_causal", "out"}
+    assert str(report).count("softcap") == 2  # in the note and as the name of a feature
+    assert report.passed
+
+    named = qkv.conform(attention, names={"softcap": "softcap"}, features=["softcap"])
+    assert named.features == {"softcap": "wrong"}
 
 
 def test_features_without_an_argument_are_absent():
