@@ -13,6 +13,7 @@ from qkv.files import StrPath, replacing
 from qkv_marking.conformance._explain import Explanation
 from qkv_marking.conformance._runs import CaseResult
 
+_CAPTION = "the difference in the formula (-: as the function computes, +: right):"
 _NAMED = 3  # the maximum number of refused cases to list
 
 
@@ -136,9 +137,10 @@ class Report:
         call = str(finding.case) if finding.case.error is not None else finding.case.case.describe()
         lines = [f"not right: {bad} of {len(results)} cases; the smallest of them: {call}"]
         if finding.explanation is not None and not finding.like:
+            lines.append(_CAPTION)
             for line, instead in finding.explanation.lines:
-                lines += [f"- {part}" for part in line.splitlines()]
-                lines += [f"+ {part}" for part in instead.splitlines()]
+                lines += [f"- {part}" for part in instead.splitlines()]
+                lines += [f"+ {part}" for part in line.splitlines()]
         return lines
 
     def to_dict(self) -> dict[str, Any]:
@@ -193,7 +195,7 @@ class Report:
 
 
 def _html_line(line: str) -> str:
-    """Write a removed or an added line of the formula as HTML."""
+    """Write a line of the function, or a line of the formula, as HTML."""
     tag = {"- ": "del", "+ ": "ins"}.get(line[:2])
     return f"<{tag}>{escape(line)}</{tag}>" if tag else escape(line)
 
@@ -204,7 +206,8 @@ def _finding(finding: WrongCase) -> dict[str, Any]:
         "case": _case(finding.case),
         "as_if": None if cause is None else cause.says,
         "defects": [] if cause is None else [*cause.defects],
-        "lines": [] if cause is None else [[*pair] for pair in cause.lines],
+        # pairs of the function's line and the right line
+        "lines": [] if cause is None else [[instead, line] for line, instead in cause.lines],
         "explains": None if cause is None else [*cause.explains],
     }
 

@@ -315,6 +315,11 @@ def test_a_report_is_written_as_json_junit_and_a_page(tmp_path):
     }
     assert not told["passed"]
     assert told["findings"]["causal"]["defects"] == ["causal-first-key"]
+    wrong, right = (f"if is_causal: seen = seen & (j <= {end})" for end in ("i", "position"))
+    assert told["findings"]["causal"]["lines"] == [[wrong, right]]
+    lines = report.details("causal")
+    caption = "the difference in the formula (-: as the function computes, +: right):"
+    assert lines[-3:] == [caption, f"- {wrong}", f"+ {right}"]
     assert {one["status"] for one in told["cases"]} == {"right", "wrong"}
 
     report.to_junit(tmp_path / "card.xml")
@@ -325,7 +330,8 @@ def test_a_report_is_written_as_json_junit_and_a_page(tmp_path):
 
     report.to_html(tmp_path / "card.html")
     page = (tmp_path / "card.html").read_text("utf-8")
-    assert "<ins>+ if is_causal: seen = seen &amp; (j &lt;= i)</ins>" in page
+    assert "<del>- if is_causal: seen = seen &amp; (j &lt;= i)</del>" in page
+    assert "<ins>+ if is_causal: seen = seen &amp; (j &lt;= position)</ins>" in page
     assert "http" not in page
 
 
