@@ -14,6 +14,10 @@ from qkv.attend.arguments import OPTIONS
 from qkv.extras import need
 
 _TAKEN = frozenset({*OPTIONS} - {"out"})
+# options whose default value may change the result of a call, and the types of such a value
+_KINDS = MappingProxyType(
+    {"is_causal": bool, "window": tuple, "softcap": int | float, "scale": int | float}
+)
 # names of the arguments in other libraries; the argument `names` overrides them
 _ALSO = MappingProxyType(
     {
@@ -48,6 +52,8 @@ class Callee:
             aligns the last query with the last key, None if unknown.
         says: the name and version of the function's library.
         unnamed: arguments that only `**options` of the function takes, by their names in qkv.
+        defaults: values in the function's signature that may change a call without the argument,
+            keyed by the name in qkv.
     """
 
     function: Callable[..., Any]
@@ -57,6 +63,7 @@ class Callee:
     aligned: str | None = None
     says: str = ""
     unnamed: frozenset[str] = frozenset()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
         """Call the function; `options` uses qkv's argument names."""
@@ -74,6 +81,7 @@ def callee(function: Any, names: Mapping[str, str] | None, also: Iterable[str] =
     """
     taken: dict[str, str] = {}
     theirs = [*also]
+    own: dict[str, Any] = {}
     with suppress(TypeError, ValueError):  # some compiled functions have no signature
         # `__call__` of a layer of torch or Keras passes all arguments to `forward` or `call`
         read = getattr(function, "forward", getattr(function, "call", function))
@@ -82,6 +90,7 @@ def callee(function: Any, names: Mapping[str, str] | None, also: Iterable[str] =
                 taken = dict(zip(_TAKEN, _TAKEN, strict=True))
             elif parameter.kind is not parameter.VAR_POSITIONAL:
                 theirs.append(parameter.name)
+                own[parameter.name] = parameter.default
     unnamed = {*taken}
     pairs = [(_ALSO.get(name, name), name) for name in theirs]
     # if a function has both qkv's name of an argument and a synonym, use qkv's name
@@ -90,7 +99,14 @@ def callee(function: Any, names: Mapping[str, str] | None, also: Iterable[str] =
             taken[ours] = name
             unnamed.discard(ours)
     given = _ours_to_theirs(names or {}, {*theirs})
-    return Callee(function, {**taken, **given}, unnamed=frozenset(unnamed - given.keys()))
+    taken |= given
+    defaults = {ours: own[name] for ours, name in taken.items() if ours in _KINDS and name in own}
+    if isinstance(window := defaults.get("window"), tuple):  # -1 stands for "no limit"
+        sides = tuple(None if side == -1 else side for side in window)
+        defaults["window"] = sides if sides != (None, None) else None
+    defaults = {name: x for name, x in defaults.items() if x and isinstance(x, _KINDS[name])}
+    left = frozenset(unnamed - given.keys())
+    return Callee(function, taken, defaults=defaults, unnamed=left)
 
 
 def _ours_to_theirs(names: Mapping[str, str], theirs: set[str]) -> dict[str, str]:

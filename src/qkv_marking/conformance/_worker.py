@@ -120,6 +120,7 @@ class CaseWorker:
             "gradient": sorted(offered) if has_gradient else None,
             "absent": sorted({*self.callee.absent, *self.library.absent}),
             "aligned": self.callee.aligned,
+            "defaults": dict(self.callee.defaults),
             "says": self.callee.says,
             "halves": self.library.halves,
         }

@@ -3,9 +3,10 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import combinations
 from types import MappingProxyType
 from typing import Any
 
@@ -123,10 +124,14 @@ def conform(
         about = {**about, "offered": {*about["offered"]} - ignored}
         if gradient is None and about["gradient"] is not None:
             about["gradient"] = {*about["gradient"]} - ignored
-        plan = _fit([*plan_cases(dtypes, halves), *random(seed, _RANDOM, dtypes)], limits)
-        cases = [case for case in _filter_cases(plan, about, aligned) if case.feature in chosen]
+        fit = _fit_to(runs, about, aligned, limits)
+        cases = _cases([*plan_cases(dtypes, halves), *random(seed, _RANDOM, dtypes)], fit, chosen)
         results = _all(runs, cases)
-        results, findings = _findings(runs, results)
+        causes = _find_causes(runs, results, fit, chosen)
+        bad = [result for result in results if result.status == "wrong" and result not in causes]
+        own = {result.feature for result in bad}
+        results += [cause for cause in dict.fromkeys(causes.values()) if cause.feature not in own]
+        results, findings = _findings(results, causes, runs)
     by_feature = {name: _results_of(name, results) for name in chosen}
     statuses = {name: status_of(group) if group else "absent" for name, group in by_feature.items()}
     name = function if isinstance(function, str) else name_of(function)
@@ -206,21 +211,57 @@ def _ignores(runs: Runs, name: str, limits: Limits, dtype: str) -> bool:
     return bool(same) and all(same)
 
 
-def _fit(plan: Iterable[Case], limits: Limits) -> list[Case]:
-    """Return the cases with sizes that the function takes, without cases that became equal."""
-    fitted = [limits.fit(case) for case in plan]
+_Fit = Callable[[Case], Case | None]
+
+
+def _fit_to(runs: Runs, about: Mapping[str, Any], aligned: str, limits: Limits) -> _Fit:
+    """Return a function that adapts a case, or returns None if the function cannot take the case.
+
+    A few calls without options show which of the defaults in the function's signature have an
+    effect, and how the function aligns queries with keys in a call without `q_offset`.
+    """
+    aligned, names = about["aligned"] or aligned, [*about["defaults"]]
+    subsets = (some for count in range(len(names) + 1) for some in combinations(names, count))
+    defaults: dict[str, Any] = {}
+
+    def fit(case: Case) -> Case | None:
+        offered = about["gradient"] if case.feature == "gradient" else about["offered"]
+        if offered is None:
+            return None
+        fitted = case.fit(offered, aligned, about["absent"], defaults)
+        return fitted and limits.fit(fitted)
+
+    def is_right(case: Case) -> bool:
+        fitted = fit(case)
+        return fitted is not None and runs.run(fitted).status == "right"
+
+    for some in subsets if names else ():
+        defaults = {name: about["defaults"][name] for name in some}
+        if is_right(Case("plain")):
+            break
+    else:
+        defaults = {}
+    if "q_offset" in about["offered"]:
+        tests = [Case("causal", L=3, S=7, options=options) for options in _OF_POSITIONS]
+        other = {"start": "end", "end": "start"}[aligned]
+        if not any(map(is_right, tests)):
+            aligned, before = other, aligned
+            aligned = other if any(map(is_right, tests)) else before
+    return fit
+
+
+# options that show how a function aligns queries with keys
+_OF_POSITIONS: tuple[dict[str, Any], ...] = (
+    {"is_causal": True},
+    {"window": (1, 0)},
+    {"alibi_slopes": "H"},
+)
+
+
+def _cases(plan: Iterable[Case], fit: _Fit, chosen: Collection[str]) -> list[Case]:
+    """Return the cases that the function can take, without cases that became equal."""
+    fitted = [case for case in map(fit, plan) if case is not None and case.feature in chosen]
     return [*{repr(replace(case, name="")): case for case in reversed(fitted)}.values()][::-1]
-
-
-def _filter_cases(plan: Iterable[Case], about: Mapping[str, Any], aligned: str) -> Iterator[Case]:
-    """Yield the cases whose arguments the function accepts."""
-    for case in plan:
-        is_backward = case.feature == "gradient"
-        offered = about["gradient"] if is_backward else about["offered"]
-        if offered is not None:
-            fitted = case.fit(offered, about["aligned"] or aligned, about["absent"])
-            if fitted is not None:
-                yield fitted
 
 
 def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
@@ -237,24 +278,27 @@ def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
 
 
 def _findings(
-    runs: Runs, results: list[CaseResult]
+    results: list[CaseResult], causes: Mapping[CaseResult, CaseResult], runs: Runs
 ) -> tuple[list[CaseResult], dict[str, WrongCase]]:
     """Return `(results, findings)`, with a finding for each wrong, fragile or refused feature.
 
     A finding holds the smallest case with the error. If a case of "window" is wrong only because
-    of a defect in "causal", the case does not make the feature "window" wrong.
+    of a defect in "causal", the case does not make the feature "window" wrong, but "causal" is.
     """
     explainer = Explainer(results)
     findings: dict[str, WrongCase] = {}
     done: list[CaseResult] = []
+    wrong: list[str] = []
     for name in FEATURES:
         group = _results_of(name, results)
-        group = [replace(result, like=explainer.known_at(result)) for result in group]
-        group = [_of_another(runs, result, explainer) for result in group]
+        group = [replace(result, like=_cause_of(result, causes, explainer)) for result in group]
+        group = [result if result.like in wrong else replace(result, like="") for result in group]
         done += group
         status = status_of(group) if group else "absent"
         if status in ("right", "absent"):
             continue
+        if status == "wrong":
+            wrong.append(name)
         smallest = min(
             (result for result in group if result.status == status),
             key=lambda bad: (bool(bad.like), bad.case.optional, bad.case.size()),
@@ -271,20 +315,41 @@ def _findings(
     return done, findings
 
 
-def _of_another(runs: Runs, result: CaseResult, explainer: Explainer) -> CaseResult:
-    """Remove the tested feature from a call with a wrong result, and repeat the call.
+def _cause_of(
+    result: CaseResult, causes: Mapping[CaseResult, CaseResult], explainer: Explainer
+) -> str:
+    """Return the name of an earlier feature whose error makes this result wrong, or ""."""
+    if like := explainer.known_at(result):
+        return like
+    cause = causes.get(result)
+    # if known defects explain the call without the feature, but not the call with the feature, then
+    # the feature has an error of its own
+    return "" if cause is None or explainer.known_at(cause) else cause.feature
 
-    If the result is still wrong, attribute the error to another feature of the call.
+
+def _find_causes(
+    runs: Runs, results: Iterable[CaseResult], fit: _Fit, chosen: Collection[str]
+) -> dict[CaseResult, CaseResult]:
+    """For calls with a wrong result, find a simpler call of an earlier feature that is wrong too.
+
+    The function removes the tested feature from each call and repeats the call, as long as the
+    result is wrong.
     """
-    if result.status != "wrong" or result.like or result.ended:
-        return result
-    case = result.case.drop_feature()
-    if case is None:
-        return result
-    without = runs.run(case)
-    if without.status != "wrong" or explainer.known_at(without):
-        return result
-    return replace(result, like=case.feature)
+    known: dict[str, CaseResult | None] = {}
+
+    def simplest(result: CaseResult) -> CaseResult:
+        case = None if result.ended else result.case.drop_feature()
+        case = case and fit(case)
+        if case is None or case.feature not in chosen:
+            return result
+        call = json.dumps(case.pack())
+        if call not in known:
+            less = runs.run(case)
+            known[call] = simplest(less) if less.status == "wrong" else None
+        return known[call] or result
+
+    found = {result: simplest(result) for result in results if result.status == "wrong"}
+    return {result: cause for result, cause in found.items() if cause is not result}
 
 
 def _shrunk(runs: Runs, result: CaseResult) -> CaseResult:

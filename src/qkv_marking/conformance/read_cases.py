@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -129,29 +130,38 @@ class Case:
             words.append(f"scores times {self.spread:g}")
         return ", ".join(words)
 
-    def fit(self, offered: Collection[str], aligned: str, absent: Collection[str]) -> "Case | None":
+    def fit(
+        self,
+        offered: Collection[str],
+        aligned: str,
+        absent: Collection[str],
+        defaults: Mapping[str, Any] = MappingProxyType({}),
+    ) -> "Case | None":
         """Adapt the case to a function; return None if the function lacks a required argument.
 
         Args:
             offered: the arguments of the function.
-            aligned: "start" if a function without `q_offset` aligns the first query with the first
+            aligned: "start" if a call without `q_offset` aligns the first query with the first
                 key, "end" if it aligns the last query with the last key.
             absent: features and layouts that the function lacks, such as "causal, L != S".
+            defaults: options that the function applies in a call without them.
         """
         kind = str(self.options.get("attn_mask", "")).partition(" ")[0]
         grouped = "grouped heads" if self.Hq != self.Hkv else ""
         apart = "causal, L != S" if "is_causal" in self.options and self.L != self.S else ""
         if {self.feature, f"{kind} mask", grouped, self.layout, apart} & {*absent}:
             return None
-        options = dict(self.options)
-        if options.get("q_offset") == "aligned":
-            known = "q_offset" in offered
+        options = {**defaults, **self.options}
+        unsaid = {*self.unsaid, *defaults.keys() - self.options.keys()}
+        known = "q_offset" in offered and "q_offset" in options
+        if options.get("q_offset") == "aligned" or (
+            "q_offset" not in options and self.L != self.S and {*options} & {*_POSITIONAL}
+        ):
             options["q_offset"] = self.S - self.L if known or aligned == "end" else 0
-            fitted = replace(self, options=options, unsaid=() if known else ("q_offset",))
-        else:
-            fitted = replace(self, options=options)
-        needed = {*options} - {*fitted.unsaid}
-        return fitted if needed <= {*offered} else None
+            unsaid |= set() if known else {"q_offset"}
+        if not {*options} - unsaid <= {*offered}:
+            return None
+        return replace(self, options=options, unsaid=tuple(sorted(unsaid & options.keys())))
 
 
 _FIELDS = {one.name for one in fields(Case)}

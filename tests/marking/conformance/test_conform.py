@@ -121,6 +121,44 @@ def test_aligned_start_accepts_masks_aligned_to_the_first_key():
     assert qkv.conform(first, features=["causal"], aligned="start")
 
 
+def test_a_kernel_that_never_reads_q_offset_is_wrong_at_q_offset():
+    def attention(query, key, value, is_causal=False, q_offset=None, window=None):
+        end = key.shape[2] - query.shape[2]
+        return qkv.attention(query, key, value, is_causal=is_causal, q_offset=end, window=window)
+
+    report = qkv.conform(attention)
+    assert report.features["q_offset"] == "wrong"
+    assert {report.features[name] for name in ("plain", "causal", "window")} == {"right"}
+    wrong = [one for one in report.cases if one.feature == "q_offset" and one.status == "wrong"]
+    assert len(wrong) > 5
+    assert not any(one.like for one in wrong)
+
+
+def test_a_wrong_case_makes_the_feature_wrong_that_receives_the_blame():
+    def attention(query, key, value):
+        return qkv.attention(query, key[:, :, :2500], value[:, :, :2500])
+
+    report = qkv.conform(attention)
+    assert report.features["plain"] == "wrong"
+    assert report.features["half precision"] == "right"
+    assert "the same error as in plain" in report.remark("half precision")
+    report = qkv.conform(attention, features=["half precision"])
+    assert report.features == {"half precision": "wrong"}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_call_without_an_argument_is_judged_by_the_default_of_the_function(causal):
+    def attention(query, key, value, causal=causal, softcap=30.0, window=(-1, -1), q_offset=None):
+        offset = key.shape[2] - query.shape[2] if q_offset is None else q_offset
+        sides = tuple(None if side == -1 else side for side in window)
+        options = {"is_causal": causal, "window": sides, "q_offset": offset}
+        return qkv.attention(query, key, value, **options, softcap=softcap)
+
+    report = qkv.conform(attention)
+    assert report.passed, report
+    assert report.features["causal"] == report.features["softcap"] == "right"
+
+
 @pytest.mark.parametrize(
     ("does", "said"),
     [
