@@ -13,7 +13,7 @@ from qkv_marking.conformance._reference import GRADIENT, LINES, Defect, Expected
 from qkv_marking.conformance._runs import Answer, CaseResult, answer, parts
 
 _MAX_CASES = 120  # An explanation is compared with at most this many cases.
-_LARGE = 10_000  # To save time, cases with more array elements than this are skipped.
+_LARGE = 30_000  # To save time, cases with more array elements than this are skipped.
 _ROUNDING = 1e-5  # Allowed rounding error, relative to the largest number.
 # If the defects of earlier features explain more than 80% of the cases, no new defect is tried.
 _ENOUGH = 0.8

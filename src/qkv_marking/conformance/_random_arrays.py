@@ -41,11 +41,17 @@ def draw(case: Case) -> Drawn:
     drawn = {name: a.astype(dtype) for name, a in drawn.items()}
     for name, words in case.options.items():
         drawn[name] = _option(case, name, words, rng)
-    if case.feature == "gradient":
+    if case.is_backward:
         grad_out = rng.normal(size=(case.B, case.Hq, case.L, case.dv))
         drawn["grad_out"] = grad_out.astype(dtype)
     if case.poison:
         _poison(case, drawn)
+    if case.visible:
+        number, _, name = case.visible.partition(" in ")
+        seen = run(values(case, drawn)).seen
+        row = 0 if name == "query" else int(seen.sum((0, 1, 2)).argmax())
+        columns = slice(None) if number == "nan" else slice(1)
+        drawn[name][:, :, row, columns] = float(number)
     return drawn
 
 

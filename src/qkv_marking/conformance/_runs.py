@@ -212,7 +212,7 @@ def answer(case: Case, drawn: Drawn) -> Answer:
     names = result_names(case)
     every = case.feature in ("rows that see nothing", "empty")
     seen: Array = np.any(right.seen, axis=-1)
-    judged: Any = ... if every or case.feature == "gradient" else seen
+    judged: Any = ... if every or case.is_backward else seen
     bounds = [_allowed_error(case, drawn, right, name) for name in names]
     if case.dtype in ("float16", "bfloat16"):
         bounds = _half_bounds(case, drawn, right, judged)
@@ -222,7 +222,7 @@ def answer(case: Case, drawn: Drawn) -> Answer:
 
 def result_names(case: Case) -> tuple[str, ...]:
     """Return the names of a call's results, in order."""
-    if case.feature == "gradient":
+    if case.is_backward:
         return ("d_query", "d_key", "d_value")
     names = ["out"]
     names += ["weights"] if case.options.get("return_weights") else []

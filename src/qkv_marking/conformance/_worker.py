@@ -168,7 +168,7 @@ class CaseWorker:
         """Call the function, or its backward pass, once."""
         options = dict(arguments)
         query, key, value = (options.pop(name) for name in _LAID)
-        if case.feature != "gradient":
+        if not case.is_backward:
             return self.callee(query, key, value, **options)
         grad_out = options.pop("grad_out")
         if self.gradient is not None:

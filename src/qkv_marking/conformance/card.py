@@ -225,7 +225,7 @@ def _fit_to(runs: Runs, about: Mapping[str, Any], aligned: str, limits: Limits) 
     defaults: dict[str, Any] = {}
 
     def fit(case: Case) -> Case | None:
-        offered = about["gradient"] if case.feature == "gradient" else about["offered"]
+        offered = about["gradient"] if case.is_backward else about["offered"]
         if offered is None:
             return None
         fitted = case.fit(offered, aligned, about["absent"], defaults)

@@ -36,6 +36,8 @@ class Case:
         constant: whether all value vectors of a head are equal. Each output must then equal this
             value vector, because the weights sum to 1.
         poison: whether masked positions hold NaN.
+        visible: a number at visible positions and the array that holds it, such as "nan in key".
+        backward: whether the call asks for the gradients.
         optional: whether the function may refuse the case and still be right.
         unsaid: options that the function always applies, without a parameter for them. Only the
             formula that computes the right answer receives these options.
@@ -57,10 +59,17 @@ class Case:
     sign: int = 0
     constant: bool = False
     poison: bool = False
+    visible: str = ""
+    backward: bool = False
     repeats: int = 1
     optional: bool = False
     unsaid: tuple[str, ...] = ()
     seed: int = 0
+
+    @property
+    def is_backward(self) -> bool:
+        """Are the results of the call gradients?"""
+        return self.backward or self.feature == "gradient"
 
     @property
     def exact(self) -> bool:
@@ -91,7 +100,7 @@ class Case:
             case = replace(case, options={k: v for k, v in options.items() if k != "q_offset"})
         without: dict[str, dict[str, Any]] = {
             "half precision": {"dtype": "float32"},
-            "hidden NaN": {"poison": False},
+            "hidden NaN": {"poison": False, "visible": ""},
             "strides": {"layout": ""},
             "grouped heads": {"Hkv": self.Hq},
         }
@@ -126,6 +135,10 @@ class Case:
             words.append(f"{self.layout} in memory")
         if self.poison:
             words.append("NaN at masked positions")
+        if self.visible:
+            words.append(f"visible {self.visible}")
+        if self.is_backward:
+            words.append("gradients")
         if self.spread != 1:
             words.append(f"scores times {self.spread:g}")
         return ", ".join(words)
@@ -155,7 +168,7 @@ class Case:
         unsaid = {*self.unsaid, *defaults.keys() - self.options.keys()}
         known = "q_offset" in offered and "q_offset" in options
         if options.get("q_offset") == "aligned" or (
-            "q_offset" not in options and self.L != self.S and {*options} & {*_POSITIONAL}
+            "q_offset" not in options and self.L != self.S and {*options} & {*POSITIONAL}
         ):
             options["q_offset"] = self.S - self.L if known or aligned == "end" else 0
             unsaid |= set() if known else {"q_offset"}
@@ -181,6 +194,8 @@ def _case(row: Mapping[str, Any], **changes: Any) -> Case:
 
 # a case for each option, from the table `once` in cases.toml; `_pair` combines two of these cases
 _ONCE = {name: _case({"name": name, "L": 4, "S": 7} | row) for name, row in _TABLES["once"].items()}
+# more values of L and S for these cases: one query, and keys in far tiles
+_SIZES = ((1, 7), (1, 300), (2, 1100))
 # the features that test an option, keyed by option
 _FEATURES_OF = {
     **{name: [case.feature for case in _ONCE.values() if name in case.options] for name in OPTIONS},
@@ -196,9 +211,18 @@ def plan_cases(dtypes: Collection[str], halves: Collection[str]) -> Iterator[Cas
         for feature in FEATURES:
             if feature != "half precision":
                 yield from _of_feature(feature, dtype)
+        for L, S in _SIZES:
+            name = f"{{}}, L = {L}, S = {S}"
+            yield from (
+                replace(
+                    case, name=name.format(option), L=L, S=S, d=4, dv=4, dtype=dtype, optional=True
+                )
+                for option, case in _ONCE.items()
+            )
         for one, other in itertools.combinations(_ONCE.values(), 2):
             if not _both_set(one.options, other.options):
-                yield _pair(one, other, dtype)
+                pair = _pair(one, other, dtype)
+                yield from (pair, replace(pair, name=f"{pair.name}, L = 1", L=1))
     for dtype in halves:
         yield from _of_feature("half precision", dtype)
 
@@ -206,16 +230,16 @@ def plan_cases(dtypes: Collection[str], halves: Collection[str]) -> Iterator[Cas
 def _of_feature(feature: str, dtype: str) -> Iterator[Case]:
     """Yield the cases of a feature, from the feature's rows in `_ROWS`."""
     for row in _ROWS[feature]:
-        if row.get("once"):
-            for option, once in _TABLES["once"].items():
-                base = {"name": "{option}", "option": option, "L": 4, "S": 7, **once}
-                yield _case(base | row | {"dtype": dtype}, feature=feature, optional=True)
-            continue
         count = max((len(value) for value in row.values() if isinstance(value, list)), default=1)
         for n in range(count):
             flat = {name: value[n] if isinstance(value, list) else value
-                    for name, value in row.items()}  # fmt: skip
-            yield _case({**flat, "dtype": dtype}, feature=feature)
+                    for name, value in row.items()} | {"dtype": dtype}  # fmt: skip
+            if not row.get("once"):
+                yield _case(flat, feature=feature)
+                continue
+            for option, once in _TABLES["once"].items():
+                base = {"name": "{option}", "option": option, "L": 4, "S": 7, **once}
+                yield _case(base | flat, feature=feature, optional=True)
 
 
 def _both_set(options: Mapping[str, Any], others: Mapping[str, Any]) -> bool:

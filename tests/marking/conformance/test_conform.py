@@ -94,7 +94,7 @@ def test_features_without_an_argument_are_absent():
     report = qkv.conform(plain)
     assert report.passed, report
     assert {name for name, it in report.features.items() if it == "right"} == {
-        *("plain", "half precision", "strides", "large scores", "determinism")
+        *("plain", "half precision", "strides", "large scores", "hidden NaN", "determinism")
     }
     assert report.features["grouped heads"] == report.features["empty"] == "refused"
 
