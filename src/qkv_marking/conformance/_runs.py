@@ -217,7 +217,9 @@ def answer(case: Case, drawn: Drawn) -> Answer:
     if case.dtype in ("float16", "bfloat16"):
         bounds = _half_bounds(case, drawn, right, judged)
     arrays = tuple(parts(right, names))
-    return Answer(names, arrays, tuple(bounds), judged, seen if every else None)
+    return Answer(
+        names, arrays, tuple(bounds), judged, seen if every and not case.is_backward else None
+    )
 
 
 def result_names(case: Case) -> tuple[str, ...]:

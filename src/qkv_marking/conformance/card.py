@@ -228,8 +228,7 @@ def _fit_to(runs: Runs, about: Mapping[str, Any], aligned: str, limits: Limits) 
         offered = about["gradient"] if case.is_backward else about["offered"]
         if offered is None:
             return None
-        fitted = case.fit(offered, aligned, about["absent"], defaults)
-        return fitted and limits.fit(fitted)
+        return limits.fit(case).fit(offered, aligned, about["absent"], defaults)
 
     def is_right(case: Case) -> bool:
         fitted = fit(case)

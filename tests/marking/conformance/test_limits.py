@@ -45,7 +45,8 @@ def test_limits_are_stated_and_all_cases_are_within_them(takes, limits):
     report = qkv.conform(limited(takes), features=FEATURES)
     assert report.limits == limits
     assert report.features == dict.fromkeys(FEATURES, "right"), report
-    assert {case.status for case in report.cases} == {"right"}, report
+    needed = [case for case in report.cases if not case.case.optional]
+    assert {case.status for case in needed} == {"right"}, report
     assert len(report.cases) > 40
     said = [f"Limits: {', and '.join(limits)}. The function refuses other sizes."]
     assert str(report).splitlines()[1:2] == said or not limits
