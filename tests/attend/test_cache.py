@@ -230,3 +230,41 @@ def test_a_cache_without_the_needed_keys_is_not_shortened() -> None:
     rows = qkv.KVCache()
     rows.append(*rng.standard_normal((2, 2, 1, 4, 4)), lengths=[4, 2])
     assert not shorten(rows, 4, 2)
+
+
+@pytest.mark.parametrize("window", [None, (3, 0)])
+@pytest.mark.parametrize("dtype", FLOATS[:2], ids=str)
+def test_keys_and_values_are_rounded_to_the_dtype_of_the_cache(
+    dtype: np.dtype, window: tuple | None
+) -> None:
+    query, key, value = (x.astype(np.float32) for x in qkv_arrays((2,), 4, 2, L=9, S=9))
+    rounded = [x.astype(dtype) for x in (query, key, value)]
+    expected = loops.attention(*rounded, is_causal=True, window=window)
+    out = decode(qkv.KVCache(window, dtype=dtype.name), (rounded[0], key, value), [4, 1, 1, 3])
+    assert out.dtype == dtype
+    error = np.abs(out.astype(float) - expected.out).max()
+    assert error <= tolerances(expected, dtype)[0]
+
+
+@pytest.mark.parametrize("dtype", FLOATS[:2], ids=str)
+def test_a_cache_of_16_bits_takes_half_the_memory(dtype: np.dtype) -> None:
+    rows = np.ones((3, 2, 40, 8), np.float32)
+    cut = {"lengths": [40, 7, 0]}
+    wide, half = (
+        cache.append(rows, rows, **cut) for cache in (qkv.KVCache(), qkv.KVCache(dtype=dtype))
+    )
+    for name in ("key", "value"):
+        assert half[name].base.nbytes * 2 == wide[name].base.nbytes
+        assert (half[name][0] == 1).all()
+
+
+def test_a_number_that_float16_cannot_hold_becomes_infinite_without_a_warning() -> None:
+    rows = np.float32([[70_000.0, -70_000.0]])
+    assert qkv.KVCache(dtype="float16").append(rows, rows)["key"].tolist() == [[np.inf, -np.inf]]
+
+
+def test_an_unknown_dtype_is_an_error() -> None:
+    with pytest.raises(
+        TypeError, match="KVCache: dtype is int8: choose float16, bfloat16, float32"
+    ):
+        qkv.KVCache(dtype=np.int8)

@@ -16,6 +16,7 @@ import pytest
 
 import qkv
 from models.decoders import END, EOS, POSITIONS, gpt2, ids_of
+from qkv.models import Model, tasks
 from qkv.text._chat_template import render
 
 from .test_cli import refused, run
@@ -65,6 +66,20 @@ def test_messages_from_a_pipe(answers: str) -> None:
     assert (result.exit_code, result.stdout, result.stderr) == (0, "Miau, \u4e16!\n", "")
     assert talk(answers, "", " ", CHAT).stdout == "Miau, \u4e16!\n"
     assert talk(answers).stdout == ""
+
+
+def test_the_cache_in_16_bits(answers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    answer_prompt = tasks.answer_prompt
+
+    def spy(model: Model, *arguments: Any, **options: Any) -> Any:
+        seen.append(str(model.cache_dtype))
+        return answer_prompt(model, *arguments, **options)
+
+    monkeypatch.setattr(tasks, "answer_prompt", spy)
+    assert talk(answers, CHAT).stdout == "Miau, \u4e16!\n"
+    assert talk(answers, CHAT, options=("--cache-dtype", "float16")).stdout == "Miau, \u4e16!\n"
+    assert seen == ["None", "float16"]
 
 
 def test_each_message_is_rendered_once(answers: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 
 import qkv
 from models.decoders import POSITIONS, gpt2, writer
+from qkv.attend import KVCache
 from qkv.cli import main
 
 from .test_cli import qkv_process, refused, run
@@ -189,6 +191,28 @@ def test_a_model_in_blocks(tmp_path: Path) -> None:
     write_llama(path, kinds=kinds)
     result = run("generate", "the cat", "--model", str(path), "--dtype", "int8")
     assert result.stdout == f"the cat{qkv.load(path, dtype='int8').generate('the cat')}\n"
+
+
+def test_the_cache_in_16_bits(random: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    append = KVCache._put
+
+    def put(cache: KVCache, *arguments: Any) -> dict[str, Any]:
+        found = append(cache, *arguments)
+        seen.append(found["key"].dtype.name)
+        return found
+
+    monkeypatch.setattr(KVCache, "_put", put)
+    result = run("generate", "the cat", "--model", random, "--cache-dtype", "bfloat16")
+    assert result.exit_code == 0
+    assert set(seen) == {"bfloat16"}
+    for kind, model, said in (
+        ("int8", random, "'int8' is not one of"),
+        ("float16", "books", "not for books"),
+    ):
+        assert said in refused(
+            run("generate", "a", "--model", model, "--cache-dtype", kind), "generate"
+        )
 
 
 def test_types_that_a_model_cannot_have(writes: str) -> None:

@@ -37,6 +37,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["--api-key-file", "no-such-file"], "no-such-file"),
         (["--model", "no/such/folder"], "no/such/folder"),
         (["--port", "70000"], "70000"),
+        (["--cache-dtype", "int8"], "'int8' is not one of"),
+        (["--cache-dtype", "float16"], "cache_dtype is not for books"),
     ],
 )
 def test_invalid_arguments_print_a_one_line_error(arguments: list[str], said: str) -> None:

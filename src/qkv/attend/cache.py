@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from qkv._argument_errors import public_call, value_error
-from qkv.arrays import Array, as_array
+from qkv.arrays import Array, as_array, float_type
 from qkv.attend._visibility import check_lengths, check_window
 from qkv.attend.arguments import check_types
 
@@ -21,6 +21,9 @@ class KVCache:
 
     Args:
         window: `(left, right)`, as for `qkv.attention`; None to keep all keys.
+        dtype: the dtype in which keys and values are stored; by default, the dtype of the first
+            keys. float16 and bfloat16 take half the memory of float32. `qkv.attention` takes
+            queries of the dtype of the keys, so convert the queries to this dtype.
 
     >>> rng = np.random.default_rng(0)
     >>> q, k, v = rng.standard_normal((3, 1, 2, 5, 4))  # one text, two heads, five tokens
@@ -35,9 +38,12 @@ class KVCache:
     """
 
     @public_call("KVCache")
-    def __init__(self, window: tuple[int | None, int | None] | None = None) -> None:
+    def __init__(
+        self, window: tuple[int | None, int | None] | None = None, *, dtype: Any = None
+    ) -> None:
         self._left, _ = check_window(window, False)
         self.window = window
+        self._dtype = None if dtype is None else float_type(dtype)
         self._arrays: list[Array] = []
         self._lead: tuple[int, ...] = ()
         # `_size` is the number of keys that each row stores. `_seen` is the number of keys that
@@ -71,12 +77,14 @@ class KVCache:
         if lengths is not None:
             *lead, _, count, _ = key.shape
             lengths = check_lengths("lengths", lengths, count, tuple(lead))
-        return self._put(key, value, lengths)
+        with np.errstate(over="ignore"):  # a number that is too large for float16 becomes infinite
+            return self._put(key, value, lengths)
 
     def _put(self, key: Array, value: Array, lengths: Array | None = None) -> dict[str, Any]:
         if not self._arrays:
             self._arrays = [
-                np.empty((*x.shape[:-2], 0, x.shape[-1]), x.dtype) for x in (key, value)
+                np.empty((*x.shape[:-2], 0, x.shape[-1]), self._dtype or x.dtype)
+                for x in (key, value)
             ]
             self._lead = key.shape[:-3]
         count = key.shape[-2]
@@ -137,7 +145,7 @@ class KVCache:
             )
         for name, old, new in zip(("key", "value"), self._arrays, (key, value), strict=False):
             same = old.shape[:-2] == new.shape[:-2] and old.shape[-1] == new.shape[-1]
-            if not same or old.dtype != new.dtype:
+            if not same or old.dtype != (self._dtype or new.dtype):
                 raise value_error(
                     f"{name} is {new.shape} {new.dtype} and the cache holds "
                     f"{old.shape[:-2]} x {old.shape[-1]} {old.dtype}: "

@@ -11,7 +11,7 @@ import click
 
 from qkv._argument_errors import message as text_of
 from qkv._visible import visible
-from qkv.cli._options import dtype_option
+from qkv.cli._options import cache_dtype_option, dtype_option
 from qkv.cli._output import complain, console, tell, write
 from qkv.extras import need
 from qkv.files import replacing
@@ -35,8 +35,15 @@ Messages = list[dict[str, str]]
 )
 @click.option("--system", metavar="TEXT", help="Begin with this system message.")
 @dtype_option
+@cache_dtype_option
 @click.pass_context
-def chat(context: click.Context, model: str | None, system: str | None, dtype: str | None) -> None:
+def chat(
+    context: click.Context,
+    model: str | None,
+    system: str | None,
+    dtype: str | None,
+    cache_dtype: str | None,
+) -> None:
     """Talk with a model.
 
     Each line is a message; the answer appears word by word. Ctrl-C stops an answer, Ctrl-D ends
@@ -61,6 +68,7 @@ def chat(context: click.Context, model: str | None, system: str | None, dtype: s
             f"{named} {lacks}: choose a model that was trained on conversations, for example with "
             f"--model {PARTNER}"
         )
+    used.cache_dtype = cache_dtype
     conversation = _Conversation(used, system)
     on_terminal = sys.stdin is not None and sys.stdin.isatty()
     if on_terminal:

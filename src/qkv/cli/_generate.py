@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from qkv.cli._options import dtype_option, json_option, writer_option
+from qkv.cli._options import cache_dtype_option, dtype_option, json_option, writer_option
 from qkv.cli._output import print_json, write
 
 
@@ -36,11 +36,13 @@ from qkv.cli._output import print_json, write
     "--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given repeatedly."
 )
 @dtype_option
+@cache_dtype_option
 @json_option
 def generate(
     prompts: tuple[str, ...],
     model: str | None,
     dtype: str | None,
+    cache_dtype: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -59,6 +61,7 @@ def generate(
             f"QKV_MODEL is {chosen:.200}, which does not predict the next token: unset it "
             f"to use {WRITER}, or give --model a decoder"
         )
+    used.cache_dtype = cache_dtype
     if as_json:
         texts = [
             {"prompt": new.prompt, "text": new, "ids": new.ids, "finish_reason": new.finish_reason}

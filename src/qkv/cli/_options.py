@@ -78,4 +78,9 @@ dtype_option = click.option(
     help="Compute with weights of this type. With int8, the quantized weights of a GGUF file take "
     "about as much memory as in the file. Default: float32, or the type in the file.",
 )
+cache_dtype_option = click.option(
+    "--cache-dtype",
+    type=click.Choice(["float16", "bfloat16"]),
+    help="Store keys and values of earlier tokens in 16 bits: half the memory of float32.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")

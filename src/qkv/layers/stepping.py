@@ -6,6 +6,7 @@ module cannot run the blocks: the caller must call each block as usual.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -153,16 +154,21 @@ class _Step:
         if self.swapped is not None and run.rotation is not None:
             both = _rotate(both, self.swapped, *run.rotation)
         cached = put(run.cache, both[:, heads:, None], values[:, :, None], run.lengths)
+        query, key, plan, kind = both[:, :heads, None], cached["key"], self.plan.plan, kernel.kind
+        if key.dtype != kind:  # the kernel takes queries of the cache's dtype
+            query, plan = query.astype(key.dtype), replace(plan, dtype=key.dtype)
+            kind = np.dtype(np.float32)
         # The kernel reads the number of keys from the shape of `key`.
         call = self.plan._replace(
-            query=both[:, :heads, None],
-            key=cached["key"],
+            plan=plan,
+            query=query,
+            key=key,
             value=cached["value"],
             offset=cached["q_offset"],
             query_lengths=cached.get("query_lengths"),
             key_lengths=cached.get("key_lengths"),
         )
-        z = np.empty((len(x), heads, 1, values.shape[-1]), kernel.kind)
+        z = np.empty((len(x), heads, 1, values.shape[-1]), kind)
         attend_native(kernel.variant, call, z, None, None, kernel.threads)
         return self.out(kernel.to_bits(z.reshape(len(x), -1)), None, residual)
 

@@ -18,6 +18,7 @@ from qkv.arrays import DType, float_type
 from qkv.files import StrPath
 from qkv.models._cross_encoder import CrossEncoderModel
 from qkv.models._kinds import kind_of
+from qkv.models._model_base import cache_type
 from qkv.models._other_libraries import LOADING, advising
 from qkv.models.families import FAMILIES, design_of, towers
 from qkv.models.families.static_embedding import read_static
@@ -68,7 +69,11 @@ _CLASSES = {
 @public_call("load")
 @advising(LOADING)
 def load(
-    name_or_path: StrPath | None = None, *, revision: str | None = None, dtype: Any = None
+    name_or_path: StrPath | None = None,
+    *,
+    revision: str | None = None,
+    dtype: Any = None,
+    cache_dtype: Any = None,
 ) -> Model:
     """Load a model.
 
@@ -90,6 +95,9 @@ def load(
             memory as in the file, and vectors are rounded to int16 numbers, with one scale for each
             block of 32, before they are multiplied with a matrix; `model.parameters[name]` then
             computes a float32 array.
+        cache_dtype: for decoders, the dtype of the key/value caches of `generate` and `chat`:
+            float16 or bfloat16, which take half the memory of float32; by default, the dtype in
+            which keys are computed. The attribute `model.cache_dtype` has this value.
 
     The files of the weights are mapped into memory. While a model is in use, do not write to its
     files; replace the files instead.
@@ -98,7 +106,8 @@ def load(
         ModelError: the files are broken or inconsistent, or qkv does not support the model's family
             or one of its options.
         FileNotFoundError: the folder does not exist, or the model was not found.
-        ValueError: the name is unknown, or `dtype` is not supported.
+        ValueError: the name is unknown, `dtype` or `cache_dtype` is not supported, or `cache_dtype`
+            is given for a model that is not a decoder.
 
     >>> load("random")
     <Model random: qkv-lesson, 1 layers, 2 heads, vectors of 8>
@@ -107,12 +116,13 @@ def load(
     if name_or_path is None:
         name_or_path = chosen or DEFAULT
     kind = None if dtype is None else _float_type(dtype)
+    cache_dtype = cache_type(cache_dtype)
     if name_or_path == "random" and not Path("random", read.CONFIG).is_file():
         if revision is not None:
             raise value_error(f"the model 'random' has no revisions: omit {revision!r}")
         if kind == np.int8:
             raise value_error("the model 'random' has no int8 products: give another dtype")
-        return random_model(dtype=kind or np.float32)
+        return _with_cache_dtype(random_model(dtype=kind or np.float32), cache_dtype)
     try:
         folder, name = find_model(name_or_path, revision), str(name_or_path)
     except (ValueError, FileNotFoundError, NotADirectoryError) as error:
@@ -123,11 +133,16 @@ def load(
     if Path(name).exists():
         name = Path(name).expanduser().resolve().name.removesuffix(".gguf")
     try:
-        if folder.is_dir():
-            return _read(folder, name, kind)
-        return _of_gguf(folder, name, kind)
+        model = _read(folder, name, kind) if folder.is_dir() else _of_gguf(folder, name, kind)
     except read.ModelError as error:
         raise read.ModelError(read.plain(f"load: {message(error)}", 2000)) from error
+    return _with_cache_dtype(model, cache_dtype)
+
+
+def _with_cache_dtype(model: Model, kind: DType | None) -> Model:
+    """Set the dtype of a model's key/value caches, and return the model."""
+    model.cache_dtype = kind
+    return model
 
 
 def _read(folder: Path, name: str, kind: DType | None) -> Model:

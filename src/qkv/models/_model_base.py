@@ -1,6 +1,7 @@
 """`ModelBase`, the base class of all models: a tokenizer and a network."""
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from types import MappingProxyType
@@ -11,7 +12,7 @@ import numpy as np
 from qkv._argument_errors import add_name, invalid, public_call, type_error, value_error
 from qkv._suggest import nearest, suggestion
 from qkv._visible import visible
-from qkv.arrays import Array, ArrayLike, as_array, is_float, whole_number
+from qkv.arrays import Array, ArrayLike, DType, as_array, float_type, is_float, quote, whole_number
 from qkv.edits import Edits
 from qkv.files import StrPath
 from qkv.layers import Block
@@ -123,6 +124,7 @@ class ModelBase:
             weights.parameters[key] = frozen(array)
         self._weights, self.notices = weights, dict(notices or {})
         self.conversation: Any = None
+        self._cache_dtype: DType | None = None
         self._generation = dict(generation or {})
         # the other JSON files in the model's folder, by file name; None if a file is missing
         self._json_files: dict[str, Any] = {GENERATION: self._generation or None}
@@ -251,6 +253,29 @@ class ModelBase:
         checked = [(model, model._checked_limit(limit)) for model in self.all_routes()]
         for model, number in checked:
             model.reader = replace(model.reader, limit=number)
+
+    @property
+    def cache_dtype(self) -> DType | None:
+        """The dtype of the key/value caches of `generate` and `chat`; None for the keys' own dtype.
+
+        You can set this attribute: with float16 or bfloat16, a cache takes half the memory of
+        float32. Traces and gradients do not change. An edit reads keys and values before they are
+        rounded.
+
+        >>> import qkv
+        >>> model = qkv.load("books-decoder")
+        >>> model.cache_dtype = "bfloat16"
+        >>> model.cache_dtype
+        dtype(bfloat16)
+        """
+        return self._cache_dtype
+
+    @cache_dtype.setter
+    @public_call("model")
+    def cache_dtype(self, dtype: Any) -> None:
+        if (kind := cache_type(dtype)) is not None and not (self.generates and self.continues):
+            self.refuse(cache_dtype=kind)
+        self._cache_dtype, self.conversation = kind, None
 
     @property
     def routes(self) -> Mapping[str, Self]:
@@ -613,3 +638,18 @@ class ModelBase:
         self.need("unembed")
         assert self.head is not None
         return self.head.steps.outputs
+
+
+def cache_type(dtype: Any) -> DType | None:
+    """Return the dtype of a key/value cache, or None; raise a ValueError for an unsupported dtype.
+
+    >>> cache_type("bfloat16"), cache_type(None)
+    (dtype(bfloat16), None)
+    """
+    if dtype is None:
+        return None
+    with suppress(TypeError):
+        kind = float_type(dtype)
+        if kind.itemsize == 2:
+            return kind
+    raise value_error(f"cache_dtype is {quote(dtype)}: give float16, bfloat16 or None")

@@ -285,7 +285,9 @@ def _with_cache(inputs: Inputs, cache: KVCache, parts: Arrays) -> tuple[Call, di
     seen = cache.lengths if cache.lengths.size else 0
     cached = cache.append(parts["k"], parts["v"], inputs.lengths) | {"window": cache.window}
     options = {n: v for n, v in inputs.options.items() if n not in RETURNS and n != "window"}
-    query, key, value = parts["q"], cached.pop("key"), cached.pop("value")
+    query = parts["q"]
+    # The cache may store another dtype. The steps of `qkv.layers.stepping` read it directly.
+    key, value = (cached.pop(name).astype(query.dtype, copy=False) for name in ("key", "value"))
     if options.get("attn_mask") is not None:
         dropped = np.asarray(seen - cached["q_offset"])
         options["attn_mask"] = _of_keys_left(options["attn_mask"], dropped, key.shape[-2])

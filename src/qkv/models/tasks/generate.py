@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from qkv._argument_errors import invalid, public_call, public_items, type_error, value_error
-from qkv.arrays import Array, is_whole_number, quote, whole_number
+from qkv.arrays import Array, DType, is_whole_number, quote, whole_number
 from qkv.attend import KVCache
 from qkv.attend.cache import shorten
 from qkv.edits import Ablate, Edit, Hide, edits_of
@@ -484,7 +484,8 @@ def steps(
     if not measure_prompts and all(row.finish_reason for row in rows):
         return
     batch = Batch([row.prompt_tokens for row in rows], step=0)
-    caches, ids, lengths = first_step(network, batch, edited, [row.ids for row in rows])
+    new = [row.ids for row in rows]
+    caches, ids, lengths = first_step(network, batch, edited, new, model.cache_dtype)
     if past is not None:
         caches, ids = past.resume(network, caches, ids)
         lengths = np.array([ids.shape[1]])
@@ -526,11 +527,16 @@ def steps(
 
 
 def first_step(
-    network: Transformer, batch: Batch, edited: EditedRun, new: Sequence[Sequence[int]]
+    network: Transformer,
+    batch: Batch,
+    edited: EditedRun,
+    new: Sequence[Sequence[int]],
+    cache_dtype: DType | None = None,
 ) -> tuple[list[KVCache], Array, Array]:
     """Return a cache for each layer, and the ids (B, n) and lengths (B,) of the first step.
 
-    The ids are those of the prompts, or the decoder's first id, followed by the `new` ids.
+    The ids are those of the prompts, or the decoder's first id, followed by the `new` ids. The
+    caches of decoders store `cache_dtype`, by default the dtype of the keys.
     """
     if isinstance(network, EncoderDecoder):
         visible = edited.visible(batch.layout, batch.longest)
@@ -539,7 +545,7 @@ def first_step(
         caches = network.remember(encoded, record and record.under("decoder."))
         begun = [np.array([network.first])] * len(batch)
     else:
-        caches = [KVCache(options.get("window")) for options in network.options]
+        caches = [KVCache(options.get("window"), dtype=cache_dtype) for options in network.options]
         begun = [text.ids for text in batch.texts]
     whole = [np.append(ids, np.array(more, np.int64)) for ids, more in zip(begun, new, strict=True)]
     packed = PackedIds.of(whole)
