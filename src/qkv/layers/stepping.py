@@ -7,6 +7,7 @@ module cannot run the blocks: the caller must call each block as usual.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,18 @@ _OPTIONS = {"is_causal", "window", "scale", "softcap", "alibi_slopes", "sinks"}
 Rotation = tuple[Array, Array]
 
 
+class NewTokens(NamedTuple):
+    """One new token of each text of a batch, and the tokens before it.
+
+    `lengths` (B,) is 1 for a text with a new token, otherwise 0. If `lengths` is None, every text
+    has a new token.
+    """
+
+    ids: Array  # (B, 1).
+    caches: Sequence[KVCache]  # One cache per layer.
+    lengths: Array | None = None
+
+
 class BlockSteps:
     """Several blocks that run one after the other.
 
@@ -47,13 +60,11 @@ class BlockSteps:
         }
 
     @quiet
-    def __call__(
-        self, x: Array, positions: Array, caches: Sequence[KVCache], lengths: Array | None
-    ) -> Array:
+    def __call__(self, x: Array, positions: Array, batches: Sequence[NewTokens]) -> Array:
         """Apply the blocks to token vectors (B, 1, D) at `positions` (B, 1).
 
-        `lengths` (B,) is 1 for a text with a new token, otherwise 0. If `lengths` is None, every
-        text has a new token.
+        The vectors are those of all `batches`, one batch after the other. Products read the weights
+        once for all batches; only attention runs for each batch alone.
         """
         rotation = {
             key: _rotation(rotary, size, positions)
@@ -61,9 +72,14 @@ class BlockSteps:
             if rotary is not None
         }
         rows = np.ascontiguousarray(x, np.float32).reshape(len(x), -1)  # (B, D)
-        for step, cache in zip(self._steps, caches, strict=True):
-            run = _Run(step, cache, lengths, rotation.get(step.rotary))
-            rows = step.placement(rows, run)
+        stops = np.cumsum([len(batch.ids) for batch in batches]).tolist()
+        parts = [slice(*ends) for ends in pairwise([0, *stops])]
+        for number, step in enumerate(self._steps):
+            texts = [
+                (part, batch.caches[number], batch.lengths)
+                for part, batch in zip(parts, batches, strict=True)
+            ]
+            rows = step.placement(rows, _Run(step, texts, rotation.get(step.rotary)))
         return rows[:, None]
 
 
@@ -153,7 +169,17 @@ class _Step:
             )
         if self.swapped is not None and run.rotation is not None:
             both = _rotate(both, self.swapped, *run.rotation)
-        cached = put(run.cache, both[:, heads:, None], values[:, :, None], run.lengths)
+        weighted = [
+            self._attend(both[part], values[part], cache, lengths)
+            for part, cache, lengths in run.texts
+        ]
+        z = weighted[0] if len(weighted) == 1 else np.concatenate(weighted)
+        return self.out(z, None, residual)
+
+    def _attend(self, both: Array, values: Array, cache: KVCache, lengths: Array | None) -> Array:
+        """Return the weighted values (B, Hq * dv) of a batch, and extend the batch's cache."""
+        heads, kernel = self.heads, self.kernel
+        cached = put(cache, both[:, heads:, None], values[:, :, None], lengths)
         query, key, plan, kind = both[:, :heads, None], cached["key"], self.plan.plan, kernel.kind
         if key.dtype != kind:  # the kernel takes queries of the cache's dtype
             query, plan = query.astype(key.dtype), replace(plan, dtype=key.dtype)
@@ -168,17 +194,16 @@ class _Step:
             query_lengths=cached.get("query_lengths"),
             key_lengths=cached.get("key_lengths"),
         )
-        z = np.empty((len(x), heads, 1, values.shape[-1]), kind)
+        z = np.empty((len(both), heads, 1, values.shape[-1]), kind)
         attend_native(kernel.variant, call, z, None, None, kernel.threads)
-        return self.out(kernel.to_bits(z.reshape(len(x), -1)), None, residual)
+        return kernel.to_bits(z.reshape(len(z), -1))
 
 
 class _Run(NamedTuple):
     """Executes the parts of a block on one new token of each text."""
 
     step: _Step
-    cache: KVCache
-    lengths: Array | None
+    texts: Sequence[tuple[slice, KVCache, Array | None]]  # The rows of each batch, and its cache.
     rotation: Rotation | None
 
     def norm(self, name: str, x: Array) -> Array:

@@ -16,6 +16,7 @@ from qkv._argument_errors import message
 from qkv.arrays import Array
 from qkv.models import Model
 from qkv.models.sentence.encode import Encoder
+from qkv.models.tasks import Together
 from qkv.serve._batches import Batches
 from qkv.serve._refusals import Refused
 from qkv.serve._streams import END, Stream, Streams
@@ -46,7 +47,8 @@ class Worker:
     While the thread computes one batch, the texts of the next batch arrive. A batch takes one text
     from each connection in turn, up to `settings.batch_tokens` tokens, and packs the texts into
     rows. Between two batches, the thread calls the function of one `Job`. Then the thread computes
-    the next piece of up to `settings.streams` streams.
+    the next piece of up to `settings.streams` streams. Streams that use `together` share forward
+    passes.
 
     Args:
         model: the model that computes.
@@ -55,6 +57,7 @@ class Worker:
     Attributes:
         ready: whether the thread has finished its first computation, so that the server accepts
             requests.
+        together: computes the new tokens of all streams in one forward pass.
         counts: the numbers of batches, texts and tokens computed so far, and of errors.
     """
 
@@ -70,6 +73,7 @@ class Worker:
         self._batches = Batches(limit, settings, self._answer_vectors)
         self.counts = self._batches.counts
         self._texts, self._tasks = self._batches.waiting, Turns[Job]()
+        self.together = Together()
         self._streams = Streams(settings.streams, settings.stream_tokens)
         self._lines: dict[type[Request], Any] = {Texts: self._texts, Job: self._tasks}
         self._lines[Stream] = self._streams

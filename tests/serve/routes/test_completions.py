@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
@@ -19,6 +20,7 @@ from starlette.testclient import TestClient
 import qkv
 from models.decoders import EOS, POSITIONS, TOKENIZER, gpt2, ids_of, writer
 from models.small_models import CONFIGS, write_small
+from qkv.models.network.transformer import Transformer
 from qkv.serve.app import create_app
 from qkv.serve.routes._completions import (
     TOGETHER,
@@ -31,7 +33,7 @@ from qkv.serve.routes._completions import (
 )
 from qkv.serve.settings import Settings
 
-from ..conftest import Served, serve, wait_until
+from ..conftest import Served, inside, serve, wait_until
 
 PROMPTS = ["the cat", "a", "the  dog sat"]
 
@@ -595,6 +597,103 @@ def test_concurrent_completions_equal_those_of_generate(decoder: Served, model: 
             return found
 
     assert asyncio.run(ask_all()) == [model.generate(p, max_new_tokens=15) for p in prompts]
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Return a list to which each forward pass of new tokens adds the texts of each request."""
+    found: list[list[int]] = []
+    step_together = Transformer.step_together
+
+    def spy(network: Transformer, batches: Any) -> np.ndarray:
+        found.append([len(batch.ids) for batch in batches])
+        return step_together(network, batches)
+
+    monkeypatch.setattr(Transformer, "step_together", spy)
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_requests_that_arrive_together_share_forward_passes(
+    folder: Path, passes: list[list[int]], dtype: str
+) -> None:
+    model = qkv.load(folder, dtype=dtype)
+    plain = {"temperature": 0, "max_tokens": 12}
+    asked: list[dict[str, Any]] = [
+        plain | {"prompt": "the cat"},
+        plain | {"prompt": "a", "stream": True, "max_tokens": 20},
+        plain | {"prompt": PROMPTS, "max_tokens": 5},
+        plain | {"prompt": "the dog", "stop": "\u00a2"},
+        plain | {"prompt": "the sun", "temperature": 0.8, "seed": 5, "stream": True},
+        plain | {"prompt": "the moon", "max_tokens": 1},
+        plain | {"prompt": "so", "logprobs": 2, "echo": True},
+    ]
+    renamed = {"max_tokens": "max_new_tokens"}
+    expected = []
+    for body in asked:
+        kept = {n: v for n, v in body.items() if n not in ("stream", "logprobs", "echo", "prompt")}
+        options = {renamed.get(name, name): value for name, value in kept.items()}
+        prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
+        start = body["prompt"] if "echo" in body else ""
+        expected.append([start + str(new) for new in model.generate(prompts, **options)])
+    with inside(model) as server:
+        url = f"http://127.0.0.1:{server.port}/v1"
+
+        async def ask(client: openai.AsyncOpenAI, body: dict[str, Any]) -> list[str]:
+            answer = await client.completions.create(model="", **body)
+            if not body.get("stream"):
+                return texts(answer)
+            pieces = [piece async for piece in answer]
+            return ["".join(piece.choices[0].text for piece in pieces)]
+
+        async def ask_all() -> list[list[str]]:
+            async with openai.AsyncOpenAI(base_url=url, api_key="none") as client:
+                return await asyncio.gather(*(ask(client, body) for body in asked))
+
+        with ThreadPoolExecutor(1) as pool:
+            with server.held():
+                answers = pool.submit(asyncio.run, ask_all())
+                wait_until(lambda: server.worker.waiting == 1 + len(asked))
+            assert answers.result(60) == expected
+    # every new token but the first of each request
+    assert sum(map(sum, passes)) == 11 + 19 + 3 * 4 + 11 + 11 + 11
+    assert max(map(len, passes)) >= 5
+    assert len(passes) < 30
+
+
+def test_a_request_that_leaves_frees_its_part_of_the_passes(
+    folder: Path, passes: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = qkv.load(folder)
+    step_together, reached, left = Transformer.step_together, threading.Event(), threading.Event()
+
+    def wait(network: Transformer, batches: Any) -> np.ndarray:
+        if len(passes) == 5:
+            reached.set()
+            assert left.wait(60)
+        return step_together(network, batches)
+
+    monkeypatch.setattr(Transformer, "step_together", wait)
+    asked = {"prompt": ["the cat"] * 2, "max_tokens": 80, "temperature": 0, "stream": True}
+    with inside(model) as server:
+        with server.held():
+            gone = server.ask("/v1/completions", asked)
+            kept = server.ask("/v1/completions", asked | {"prompt": "a"})
+            wait_until(lambda: server.worker.waiting == 3)
+        assert reached.wait(60)
+        gone.close()
+        wait_until(lambda: server.worker.waiting == 1)
+        left.set()
+        answer = b""
+        with kept:
+            while b"[DONE]" not in answer:
+                answer += kept.recv(65536)
+    assert len(passes) == 79
+    assert set(map(sum, passes[:6])) == {3}
+    assert passes[6:] == [[1]] * 73
+    events = [line[6:] for line in answer.decode().splitlines() if line.startswith("data: {")]
+    text = "".join(json.loads(event)["choices"][0]["text"] for event in events)
+    assert text == model.generate("a", max_new_tokens=80)
 
 
 def streams(client: httpx.Client) -> float:

@@ -1,6 +1,6 @@
 """An encoder that reads a text, and a decoder that attends to the encoder and writes a text."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from qkv.layers import Block, MultiHeadAttention
 from qkv.layers.attention.forward import Norm, attention_out
 from qkv.layers.base import quiet, starts_of, to_bfloat16_like
 from qkv.layers.block import Run, Value
+from qkv.layers.stepping import NewTokens
 from qkv.models.network.transformer import Transformer, without_holes
 from qkv.ops.linear import project
 from qkv.trace import Recorder
@@ -237,6 +238,10 @@ class EncoderDecoder(Transformer):
     def step(self, *args: Any, **options: Any) -> Array:
         """Return the decoder's vectors (B, n, D) for the next ids; see `Transformer.step`."""
         return self.decoder.step(*args, **options)
+
+    def step_together(self, batches: Sequence[NewTokens]) -> Array:
+        """Return the decoder's vectors (total, D); see `Transformer.step_together`."""
+        return self.decoder.step_together(batches)
 
     def logits(self, rows: Array) -> Array:
         """Return the logits (n, V) of the decoder's vectors (n, D)."""

@@ -13,6 +13,7 @@ from qkv.arrays import Array, DType, is_whole_number, quote, whole_number
 from qkv.attend import KVCache
 from qkv.attend.cache import shorten
 from qkv.edits import Ablate, Edit, Hide, edits_of
+from qkv.layers.stepping import NewTokens
 from qkv.models._model_base import ModelBase
 from qkv.models._other_libraries import GENERATING, advising
 from qkv.models.network import EncodedTexts, EncoderDecoder
@@ -22,6 +23,7 @@ from qkv.models.run.edited_run import CANNOT, EditedRun
 from qkv.models.run.truncation import MAX_CHARS
 from qkv.models.tasks._sampling import Measured, Sampling, measure_token
 from qkv.models.tasks._spelling import BROKEN, TextStream, check_stop, decode_function
+from qkv.models.tasks._together import Together
 from qkv.models.tasks.tracing import after_start, as_trace, traced_pair
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Recorder, Seq2SeqTrace, Trace
@@ -460,6 +462,7 @@ def steps(
     measure_prompts: bool = False,
     edited: EditedRun | None = None,
     past: TextCaches | None = None,
+    together: Together | None = None,
 ) -> Iterator[list[tuple[int, str]]]:
     """Generate one token for each row in each step, and yield completed text.
 
@@ -476,6 +479,8 @@ def steps(
         edited: the edits of the run.
         past: the caches of an earlier text, for one row without edits. Tokens with which both texts
             begin are not computed again. Afterwards, `past` holds the caches of the new text.
+        together: computes each new token in one forward pass with the new tokens of other calls.
+            `together` cannot be combined with `edited` and `past`.
 
     Yields:
         Lists of pairs (index of a row, new text of the row).
@@ -490,21 +495,24 @@ def steps(
         caches, ids = past.resume(network, caches, ids)
         lengths = np.array([ids.shape[1]])
     seen = np.zeros(len(rows), np.int64)
-    step = 0
+    step, joined = 0, None
     while lengths.any():
-        even = bool((lengths == ids.shape[1]).all())
-        options = edited.step(step, seen, lengths, ids.shape[1])
-        x = network.step(ids, caches, None if even else lengths, **options)  # (B, n, D)
-        seen, step = seen + lengths, step + 1
-        if past is not None:
-            past.ids += ids[0].tolist()
-        if measure_prompts:
-            for row, vectors in zip(rows, x, strict=True):
-                for _ in _prompt_measured(network, row, vectors, top or 0):
-                    yield []
-            measure_prompts = False
-        last = x[:, -1] if even else x[np.arange(len(x)), lengths - 1]
-        logits = network.logits(last)  # (B, V)
+        if together is not None and joined is not None:
+            logits = together.logits(joined)  # (B, V)
+        else:
+            even = bool((lengths == ids.shape[1]).all())
+            options = edited.step(step, seen, lengths, ids.shape[1])
+            x = network.step(ids, caches, None if even else lengths, **options)  # (B, n, D)
+            seen, step = seen + lengths, step + 1
+            if past is not None:
+                past.ids += ids[0].tolist()
+            if measure_prompts:
+                for row, vectors in zip(rows, x, strict=True):
+                    for _ in _prompt_measured(network, row, vectors, top or 0):
+                        yield []
+                measure_prompts = False
+            last = x[:, -1] if even else x[np.arange(len(x)), lengths - 1]
+            logits = network.logits(last)  # (B, V)
         ids = np.zeros((len(rows), 1), np.int64)
         lengths = np.zeros(len(rows), np.int64)
         pieces = []
@@ -523,7 +531,15 @@ def steps(
             if piece := row.add(token, eos_ids):
                 pieces.append((number, piece))
             ids[number], lengths[number] = token, row.finish_reason is None
-        yield pieces
+        if together is None or not lengths.any():
+            yield pieces
+            continue
+        joined = together.add(network, NewTokens(ids, caches, None if lengths.all() else lengths))
+        try:
+            yield pieces
+        except GeneratorExit:
+            together.drop(joined)
+            raise
 
 
 def first_step(

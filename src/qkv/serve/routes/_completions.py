@@ -18,7 +18,7 @@ from starlette.types import Send
 
 from qkv._argument_errors import message, public_call
 from qkv.models import Model
-from qkv.models.tasks import Measured, Sampling, Spelling, decode_function
+from qkv.models.tasks import Measured, Sampling, Spelling, Together, decode_function
 from qkv.models.tasks.generate import Row
 from qkv.serve._bodies import Body, Ids, describe_body, quote, read_json
 from qkv.serve._refusals import FAILED, Refused
@@ -185,12 +185,21 @@ class Usage(BaseModel):
 class Completion:
     """The computation of a request for completions; the constructor tokenizes the prompts.
 
+    New tokens are computed together with those of the other requests that have the same `together`.
+
     Raises:
         Refused: 400, if a prompt is invalid, too long for the model or too long for the server.
     """
 
-    def __init__(self, model: Model, body: CompletionsBody, settings: Settings) -> None:
+    def __init__(
+        self,
+        model: Model,
+        body: CompletionsBody,
+        settings: Settings,
+        together: Together | None = None,
+    ) -> None:
         self.body, self._model, self._settings = body, model, settings
+        self._together = together
         new_tokens = min(body.max_tokens, settings.new_tokens)
         try:
             self.rows: list[Row] = model.rows(
@@ -281,6 +290,7 @@ class Completion:
                 Sampling(body.temperature, body.top_k if body.top_k > 0 else None, body.top_p),
                 top=body.logprobs,
                 measure_prompts=measures,
+                together=self._together,
             )
             try:
                 for step in steps:
@@ -466,7 +476,9 @@ async def completions(request: Request) -> Response:
     state = request.app.state
     body = CompletionsBody.read(await read_json(request))
     body.check(state.model, state.settings)
-    completion = await asyncio.to_thread(Completion, state.model, body, state.settings)
+    completion = await asyncio.to_thread(
+        Completion, state.model, body, state.settings, state.worker.together
+    )
     head = {
         "id": f"cmpl-{uuid.uuid4().hex}",
         "object": "text_completion",
