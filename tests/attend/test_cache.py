@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.attend.cache import shorten
+from qkv.attend.cache import keep_rows, shorten
 
 from . import loops
 from .support import FLOATS, qkv_arrays, tolerances
@@ -268,3 +268,23 @@ def test_an_unknown_dtype_is_an_error() -> None:
         TypeError, match="KVCache: dtype is int8: choose float16, bfloat16, float32"
     ):
         qkv.KVCache(dtype=np.int8)
+
+
+@pytest.mark.parametrize("window", [None, (3, 0)])
+@pytest.mark.parametrize("lengths", [None, [4, 2, 3]])
+def test_rows_that_are_kept_continue(lengths: list[int] | None, window: tuple | None) -> None:
+    query, key, value = qkv_arrays((3,), 4, 2, L=5, S=5)
+    cache = qkv.KVCache(window)
+    cache.append(key[:, :, :4], value[:, :, :4], lengths=lengths)
+    keep_rows(cache, np.array([2, 1]))
+    given = cache.append(key[[2, 1], :, 4:], value[[2, 1], :, 4:])
+    out = qkv.attention(query[[2, 1], :, 4:], is_causal=True, **given)
+    for row, number in enumerate((2, 1)):
+        count = 4 if lengths is None else lengths[number]
+        keys = [*range(count), 4]  # without padding
+        expected = loops.attention(
+            query[number, :, 4:], key[number][:, keys], value[number][:, keys],
+            is_causal=True, q_offset="end", window=window,
+        )  # fmt: skip
+        np.testing.assert_allclose(out[row], expected.out, atol=1e-5)
+    assert cache.lengths.tolist() == ([5, 5] if lengths is None else [4, 3])

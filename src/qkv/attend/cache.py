@@ -168,6 +168,16 @@ def shorten(cache: KVCache, seen: int, length: int) -> bool:
     return True
 
 
+def keep_rows(cache: KVCache, rows: Array) -> None:
+    """Keep only the rows of a batch with these indices (n,), in this order."""
+    cache._arrays = [array[rows] for array in cache._arrays]
+    cache._lead = (len(rows),)
+    cache._size, cache._seen = (
+        count if isinstance(count, int) else _unify(count[rows])
+        for count in (cache._size, cache._seen)
+    )
+
+
 def put(cache: KVCache, key: Array, value: Array, lengths: Array | None = None) -> dict[str, Any]:
     """Append keys and values as `KVCache.append` does, without checking the arrays."""
     return cache._put(key, value, lengths)

@@ -73,12 +73,12 @@ class BlockSteps:
         }
         rows = np.ascontiguousarray(x, np.float32).reshape(len(x), -1)  # (B, D)
         stops = np.cumsum([len(batch.ids) for batch in batches]).tolist()
-        parts = [slice(*ends) for ends in pairwise([0, *stops])]
+        places = [
+            (slice(*ends), batch.caches, batch.lengths)
+            for ends, batch in zip(pairwise([0, *stops]), batches, strict=True)
+        ]
         for number, step in enumerate(self._steps):
-            texts = [
-                (part, batch.caches[number], batch.lengths)
-                for part, batch in zip(parts, batches, strict=True)
-            ]
+            texts = [(part, caches[number], lengths) for part, caches, lengths in places]
             rows = step.placement(rows, _Run(step, texts, rotation.get(step.rotary)))
         return rows[:, None]
 

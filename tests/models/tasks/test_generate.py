@@ -220,8 +220,8 @@ def test_a_text_that_has_ended_takes_no_further_step(
     assert model.generate(HELLO) == "abc"
     assert given == [None] * 4
     given.clear()
-    model.generate([HELLO, HELLO[:-1]], max_new_tokens=20)
-    assert given == [[5, 4], [1, 0], [1, 0], [1, 0]]  # the second ends at once
+    model.generate([HELLO, HELLO[:-1], HELLO], max_new_tokens=20)
+    assert given == [[5, 4, 5], [1, 0, 1], [1, 0, 1], [1, 0, 1]]  # the second ends at once
 
 
 def test_ids_are_a_prompt_too(random: qkv.Model, tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import qkv
+from qkv.edits import edits_of
 from qkv.models import load
+from qkv.models.network.batch import Batch
 from qkv.models.network.transformer import Transformer
 from qkv.models.tasks import Sampling, Together
 from qkv.models.tasks.generate import Row
@@ -192,3 +194,43 @@ def test_an_error_ends_the_runs_of_its_pass_alone(
     while not later.ended:
         later.step()
     assert later.rows[0].ids == alone(model)[2].rows[0].ids
+
+
+@pytest.mark.parametrize("name", [*WRITERS, "t5"])
+def test_texts_that_have_ended_leave_the_batch(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {**CONFIGS[name], "eos_token_id": None}
+    model = load(write_small(tmp_path / "model", config, spread=0.25))
+    prompts, counts = [[2, 4, 5], [7], [5] * 5, [3, 2], [6]], [2, 9, 4, 1, 7]
+    pairs = list(zip(prompts, counts, strict=True))
+    alone = [model.generate(ids, max_new_tokens=count).ids for ids, count in pairs]
+    texts: list[int] = []
+    step = Transformer.step
+
+    def spy(network: Transformer, ids: np.ndarray, *arguments: Any, **options: Any) -> Any:
+        texts.append(len(ids))
+        return step(network, ids, *arguments, **options)
+
+    monkeypatch.setattr(Transformer, "step", spy)
+    rows = [model.rows(ids, max_new_tokens=count)[1][0] for ids, count in pairs]
+    for _ in model.steps(rows, GREEDY):
+        pass
+    assert [row.ids for row in rows] == alone
+    # three of five texts have ended after four tokens, and one of the other two after seven
+    assert texts == ([5] * 9 if name == "t5" else [5] * 4 + [2] * 3 + [1] * 2)
+
+
+def test_with_edits_all_texts_stay_in_the_batch(model: qkv.Model) -> None:
+    """The edit of a text does not apply to another text after texts have ended."""
+    change = np.zeros((3, 1, 24))
+    change[1] = 5
+    rows = [model.rows([5], max_new_tokens=count)[1][0] for count in (1, 6, 2)]
+    edits = edits_of({"blocks.0.hook_resid_pre": lambda x, at: x + change})
+    _, edited = model.check_edits(edits, Batch([row.prompt_tokens for row in rows]), more=(1, 6, 2))
+    for _ in model.steps(rows, GREEDY, edited=edited):
+        pass
+    alone = model.generate(
+        [5], max_new_tokens=6, edit={"blocks.0.hook_resid_pre": lambda x, at: x + 5}
+    )
+    assert rows[1].ids == alone.ids

@@ -11,7 +11,7 @@ import numpy as np
 from qkv._argument_errors import invalid, public_call, public_items, type_error, value_error
 from qkv.arrays import Array, DType, is_whole_number, quote, whole_number
 from qkv.attend import KVCache
-from qkv.attend.cache import shorten
+from qkv.attend.cache import keep_rows, shorten
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.layers.stepping import NewTokens
 from qkv.models._model_base import ModelBase
@@ -495,7 +495,8 @@ def steps(
         caches, ids = past.resume(network, caches, ids)
         lengths = np.array([ids.shape[1]])
     seen = np.zeros(len(rows), np.int64)
-    step, joined = 0, None
+    step, joined, active = 0, None, list(range(len(rows)))
+    may_drop = model.continues and not edited.user_edits
     while lengths.any():
         if together is not None and joined is not None:
             logits = together.logits(joined)  # (B, V)
@@ -513,14 +514,14 @@ def steps(
                 measure_prompts = False
             last = x[:, -1] if even else x[np.arange(len(x)), lengths - 1]
             logits = network.logits(last)  # (B, V)
-        ids = np.zeros((len(rows), 1), np.int64)
-        lengths = np.zeros(len(rows), np.int64)
+        ids = np.zeros((len(active), 1), np.int64)
+        lengths = np.zeros(len(active), np.int64)
         pieces = []
-        for number, row in enumerate(rows):
-            if row.finish_reason is not None:
+        for at, number in enumerate(active):
+            if (row := rows[number]).finish_reason is not None:
                 continue
             count = len(row.prompt_tokens) + len(row.ids)
-            row_logits = logits[number]
+            row_logits = logits[at]
             _check_finite(row_logits, count, edited.why)
             scores = row.penalise(model, row_logits)
             if scores is not row_logits:
@@ -530,7 +531,13 @@ def steps(
                 row.measured.append(measure_token(row_logits, token, top))
             if piece := row.add(token, eos_ids):
                 pieces.append((number, piece))
-            ids[number], lengths[number] = token, row.finish_reason is None
+            ids[at], lengths[at] = token, row.finish_reason is None
+        if may_drop and 0 < 2 * lengths.sum() <= len(lengths):  # half of the texts have ended
+            kept = np.flatnonzero(lengths)
+            for cache in caches:
+                keep_rows(cache, kept)
+            ids, lengths, seen = ids[kept], lengths[kept], seen[kept]
+            active = [active[at] for at in kept]
         if together is None or not lengths.any():
             yield pieces
             continue
