@@ -6,11 +6,16 @@ namespace {
 
 constexpr int64_t DEEPEST_INT8 = 1 << 17;  // with more rows, a sum of int8 products could exceed int32
 
-// Reads packed weights, which are passed as an int8 array or, for other types, as a float32 array.
+// Returns the type of the arrays in which packed weights are passed.
+Type passed_as(Type type) {
+  if (type == Type::wide_bfloat16) return Type::bfloat16;
+  return type == Type::int8 || type == Type::float16 ? type : Type::float32;
+}
+
 void need_packed(const Variant& variant, const Array& packed, int64_t in, int64_t out, Type type) {
-  const bool int8 = type == Type::int8;
-  need(packed.is(int8 ? Type::int8 : Type::float32, packed.count()) &&
-           size_t(packed.count()) * (int8 ? 1 : sizeof(float)) == variant.packed_bytes(in, out, type),
+  const Type passed = passed_as(type);
+  const size_t each = passed == Type::int8 ? 1 : passed == Type::float32 ? sizeof(float) : 2;
+  need(packed.is(passed, packed.count()) && size_t(packed.count()) * each == variant.packed_bytes(in, out, type),
        "packed weights are not of the size that they need");
 }
 
@@ -35,11 +40,12 @@ PyObject* pack(PyObject*, PyObject* const* args, Py_ssize_t count) {
     need(weight && weight.axes() == 2 && is_working_float(weight.type()),
          "weights are not (in, out) of a working type");
     int64_t in = weight.length(-2), out = weight.length(-1);
-    need_packed(variant, packed, in, out, weight.type());
+    const bool wide = weight.type() == Type::bfloat16 && packed.type() == Type::bfloat16;
+    const Type type = wide ? Type::wide_bfloat16 : weight.type();
+    need_packed(variant, packed, in, out, type);
     {
       Unlocked unlocked;
-      variant.pack(weight.data(), weight.step(-2), weight.step(-1), in, out, weight.type(),
-                packed.data(), threads);
+      variant.pack(weight.data(), weight.step(-2), weight.step(-1), in, out, type, packed.data(), threads);
     }
     return none();
   });
@@ -96,7 +102,9 @@ PyObject* multiply(const Variant& variant, PyObject* const* args, const Run& run
          "gate or residual is not like y");
     need_contiguous_rows({more});
   }
-  p.packed_type = packed && packed.type() == Type::int8 ? Type::int8 : p.type;
+  p.packed_type = packed.type() == Type::float32    ? p.type
+                  : packed.type() == Type::bfloat16 ? Type::wide_bfloat16
+                                                    : packed.type();
   p.x = x.data();
   p.x_step = x.step(-2);
   p.packed = packed.data();
@@ -116,7 +124,8 @@ PyObject* linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded(count, 9, [&] {
     const Variant& variant = variant_of(args[0]);
     return multiply(variant, args + 1, [&](const Linear& p, const Array& packed, int threads) {
-      need(p.packed_type != Type::int8 || (p.type == Type::float32 && p.in > 0), "x is not (rows, in) of float32");
+      need(p.packed_type == p.type || p.type == Type::float32, "x is not of float32, or of the type of the weights");
+      need(p.packed_type != Type::int8 || p.in > 0, "x is not (rows, in)");
       need_packed(variant, packed, p.in, p.out, p.packed_type);
       if (!p.rows || !p.out) return;
       Unlocked unlocked;

@@ -57,6 +57,12 @@ struct Product<Bfloat16> {
   typedef OfBfloat16 Step;
   typedef std::conditional_t<Step::DEPTH == 2, float, Bfloat16> Weight;
 };
+struct WideBfloat16 : Bfloat16 {};
+template <>
+struct Product<WideBfloat16> {
+  typedef Single Step;
+  typedef Bfloat16 Weight;
+};
 
 constexpr int64_t X_BLOCK = 384;             // the number of contiguous units of a row in the copy of x
 constexpr int64_t ROW_STEP = X_BLOCK + 16;   // rows at this distance do not share cache sets
@@ -190,11 +196,12 @@ inline int64_t groups_of(int64_t panels, int64_t chunks, int64_t rows, int threa
   return groups > panels ? panels : groups;
 }
 
-template <class T>
+// Multiplies rows of T by weights W. If W is narrower than T, W is converted to float32, as T is.
+template <class T, class W = T>
 void multiply_all(const Linear& p, int threads) {
-  typedef typename Product<T>::Step Step;
-  typedef typename Product<T>::Weight Weight;
-  const int64_t units = units_of<T>(p.in), panels = panels_of(p.out);
+  typedef typename Product<W>::Step Step;
+  typedef typename Product<W>::Weight Weight;
+  const int64_t units = units_of<W>(p.in), panels = panels_of(p.out);
   const int64_t blocks = units > 0 ? (units + X_BLOCK - 1) / X_BLOCK : 1;
 
   const int64_t chunks = (p.rows + X_ROWS<Step> - 1) / X_ROWS<Step>;
@@ -257,7 +264,7 @@ void multiply_all(const Linear& p, int threads) {
 template <class T>
 inline int64_t slot(int64_t c, int d) {
   constexpr int depth = Product<T>::Step::DEPTH;
-  if constexpr (std::is_same_v<T, Bfloat16> && depth == 1) return c % WIDTH * 2 + c / WIDTH;
+  if constexpr (std::is_base_of_v<Bfloat16, T> && depth == 1) return c % WIDTH * 2 + c / WIDTH;
   return c * depth + d;
 }
 

@@ -37,6 +37,10 @@ template <> void differentiate_in<Single>(const Attention& a, const Gradient& g,
 }
 template <> void multiply_all<float>(const Linear& p, int threads) { machine_variant().linear(p, threads); }
 template <> void multiply_all<Float16>(const Linear& p, int threads) { machine_variant().linear(p, threads); }
+template <> void multiply_all<float, Float16>(const Linear& p, int threads) { machine_variant().linear(p, threads); }
+template <> void multiply_all<float, WideBfloat16>(const Linear& p, int threads) {
+  machine_variant().linear(p, threads);
+}
 #else
 constexpr bool IS_MODEL = false;
 #define QKV_WITHOUT_TILES(name) name
@@ -83,6 +87,7 @@ static void pack(const void* weight, int64_t in_step, int64_t out_step, int64_t 
   };
   if (type == Type::float16) return run(Float16{});
   if (type == Type::bfloat16) return run(Bfloat16{});
+  if (type == Type::wide_bfloat16) return run(WideBfloat16{});
   run(0.0f);
 }
 
@@ -91,6 +96,8 @@ static void linear(const Linear& p, int threads) {
   if (p.packed_type == Type::int8) return multiply_all_int8(p, threads);
   if (p.type == Type::float16) return multiply_all<Float16>(p, threads);
   if (p.type == Type::bfloat16) return multiply_all<Bfloat16>(p, threads);
+  if (p.packed_type == Type::float16) return multiply_all<float, Float16>(p, threads);
+  if (p.packed_type == Type::wide_bfloat16) return multiply_all<float, WideBfloat16>(p, threads);
   multiply_all<float>(p, threads);
 }
 

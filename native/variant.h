@@ -19,8 +19,8 @@ struct Variant {
 
   void (*differentiate)(const Attention&, const Gradient&, int threads);
 
-  // Packs a weight W once for many products. `type` is the type of W and of the packed numbers; int8
-  // is allowed in `packed_bytes` only.
+  // Packs a weight W once for many products. `type` is the type of W and of the packed numbers,
+  // or wide_bfloat16 for a W of bfloat16 that multiplies rows of float32; int8 is allowed in `packed_bytes` only.
   size_t (*packed_bytes)(int64_t in, int64_t out, Type type);
   void (*pack)(const void* weight, int64_t in_step, int64_t out_step, int64_t in, int64_t out,
                Type type, void* packed, int threads);

@@ -66,7 +66,8 @@ STEPS = {
     ],
     "ops": [
         {"kernel", "threads"},
-        {"activation", "blocks", "int8_rows"},
+        {"activation", "lazy"},
+        {"blocks", "int8_rows"},
         {"packing"},
         {"linear", "norm", "loss", "adamw"},
         {""},

@@ -152,7 +152,9 @@ def packed_size(variant: int, rows: int, columns: int, like: Array, /) -> int:
 def pack(
     variant: int,
     weight: Array,  # (in, out), any strides
-    packed: Array,  # float32, (packed_size(...),)
+    # 4 * packed_size(...) bytes: float16 for float16, uint16 for bfloat16 that multiplies float32,
+    # otherwise float32
+    packed: Array,
     threads: int,
     /,
 ) -> None: ...
@@ -168,7 +170,9 @@ def pack_int8(
 def linear(
     variant: int,
     x: Array,  # (rows, in)
-    packed: Array,  # weights (in, out), packed by the same variant; of x's type, or int8
+    # weights (in, out), packed by the same variant: of x's type, or, for x of float32, of int8,
+    # float16 or uint16 (bfloat16)
+    packed: Array,
     bias: Array | None,  # (out,) float32
     activation: int,  # a code in ops/activation.py, or 0 for none
     gate: Array | None,  # (rows, out): the factor of the activation's result

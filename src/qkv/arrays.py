@@ -23,32 +23,6 @@ DType = np.dtype[Any]
 FLOAT_NAMES = ("float16", "bfloat16", "float32", "float64")
 
 
-class Int8Weight(np.ndarray[Any, Any]):
-    """A float32 weight of a linear layer, with which `qkv.ops.linear` computes in int8.
-
-    Only views such as the transpose are of this class too. Copies, parts of the weight and results
-    of operations are plain arrays.
-    """
-
-    def __getitem__(self, index: Any) -> Any:
-        return np.asarray(self)[index]
-
-    def reshape(self, *shape: Any, **more: Any) -> Any:
-        """Return a plain array with another shape."""
-        return np.asarray(self).reshape(*shape, **more)
-
-    def astype(self, *dtype: Any, **more: Any) -> Any:
-        """Return a plain array of a dtype."""
-        return np.asarray(self).astype(*dtype, **more)
-
-    def copy(self, *order: Any, **more: Any) -> Any:
-        """Return a plain copy."""
-        return np.asarray(self).copy(*order, **more)
-
-    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        return array[()] if return_scalar else np.asarray(array)
-
-
 def as_array(x: Any, *, call: str = "", name: str) -> Array:
     """Read `x` as a NumPy array, if possible without a copy.
 
@@ -58,7 +32,7 @@ def as_array(x: Any, *, call: str = "", name: str) -> Array:
     >>> as_array([[1.0, 2.0]], call="attention", name="query").shape
     (1, 2)
     """
-    if type(x) is np.ndarray or type(x) is Int8Weight:
+    if type(x) is np.ndarray:
         return x
     if isinstance(x, np.ma.MaskedArray):
         raise type_error(

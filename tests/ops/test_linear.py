@@ -12,8 +12,9 @@ from ml_dtypes import bfloat16
 
 from activations import FORMULAS
 from qkv.ops.activation import ACTIVATIONS
-from qkv.ops.kernel import VARIANTS, compiled, set_num_threads, to_bfloat16
+from qkv.ops.kernel import FLOAT32, VARIANTS, compiled, set_num_threads, to_bfloat16
 from qkv.ops.linear import linear, linear_grad, multiply
+from qkv.ops.packing import frozen, kernel_product
 
 from .support import Array, close, grown, numbers, slope
 
@@ -299,20 +300,50 @@ def test_the_kernel_reads_and_writes_nothing_outside_the_arrays(dtype: str, vari
         weight = np.full((depth, width), one, dtype)
         packed = np.zeros(compiled.packed_size(variant, depth, width, weight) + 8, np.float32)
         packed[-8:] = 7
-        compiled.pack(variant, weight, packed[:-8], 1)
+        inner = packed[:-8].view("f2" if dtype == "f2" else "f4")
+        compiled.pack(variant, weight, inner, 1)
         assert (packed[-8:] == 7).all()
         around = [np.full((rows + 2, n + 40), nan, dtype) for n in (depth, width, width, width)]
         inside = [a[1:-1, 20:-20] for a in around]
         for a in inside[:3]:
             a[...] = one
         x, gate, residual, y = inside
-        compiled.linear(variant, x, packed[:-8], None, 4, gate, residual, y, 2)
+        compiled.linear(variant, x, inner, None, 4, gate, residual, y, 2)
         values = y.view(bfloat16) if dtype == "u2" else y
         np.testing.assert_array_equal(
             values.astype(np.float32), np.float32(depth + 1).astype(values.dtype).astype("f4")
         )
         inside[3][...] = nan
         np.testing.assert_array_equal(around[3], nan)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, bfloat16])
+@pytest.mark.parametrize(
+    ("rows", "depth", "width"), [(1, 5, 3), (1, 700, 90), (40, 64, 300), (130, 9, 33)]
+)
+def test_narrow_weights_are_multiplied_as_the_float32_numbers_that_they_are(
+    rows: int, depth: int, width: int, dtype: Any, backend: str
+) -> None:
+    if backend == "numpy":  # its rounding depends on the strides
+        return
+    x, weight = numbers(rows, depth), numbers(depth, width, seed=1).astype(dtype)
+    weight[0, 0], weight[1, 1], weight[2, 2] = (
+        np.inf,
+        np.nan,
+        1e-7 if dtype == np.float16 else 1e-39,
+    )
+    for narrow in (weight, np.asfortranarray(weight)):
+        found = linear(x, narrow, activation="gelu")
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found, linear(x, weight.astype("f4"), activation="gelu"))
+
+
+@native
+@pytest.mark.parametrize("dtype", [np.float16, bfloat16])
+def test_narrow_weights_are_packed_in_two_bytes(dtype: Any) -> None:
+    weight = numbers(64, 320).astype(dtype)
+    _, packed = kernel_product(frozen(weight), 0, FLOAT32, 1)
+    assert packed.nbytes == weight.nbytes
 
 
 # Threads and rows

@@ -10,7 +10,7 @@ from qkv._argument_errors import public_method, type_error, value_error
 from qkv.arrays import Array, ArrayLike, Arrays, DType, Shape, as_array, compute_type, is_float
 from qkv.attend import arguments
 from qkv.attend.arguments import Options
-from qkv.ops import BlockMatrix
+from qkv.ops import LazyMatrix
 from qkv.ops.kernel import is_bfloat16, stays_bfloat16, to_bfloat16
 from qkv.trace import Recorder
 from qkv.trace.recorder import GradientRecorder
@@ -58,7 +58,7 @@ def shapes_of(name: str, *weight: int, bias: bool) -> Iterator[tuple[str, Shape]
 def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Array]:
     """Return the parameters as a dict of float arrays."""
     arrays: dict[str, Any] = {
-        name: value if isinstance(value, BlockMatrix) else as_array(value, name=name)
+        name: value if isinstance(value, LazyMatrix) else as_array(value, name=name)
         for name, value in parameters.items()
     }
     for name, array in arrays.items():

@@ -49,6 +49,10 @@ class Routed(base.Feed, ABC):
                 f"top_k is {top_k} and there are {self.count} experts: choose at most {self.count}"
             )
 
+    def matrices(self) -> list[Array]:
+        """Return the matrices of experts that are parts of larger parameters."""
+        return []
+
     @abstractmethod
     def _expert(self, number: int, rows: Array) -> Array:
         """Return the result of one expert for rows (n, D)."""
@@ -216,6 +220,10 @@ class Experts(Routed):
         if not self._whole or not all(map(is_, self._whole, whole)):
             self._experts, self._whole = list(zip(*whole, strict=True)), whole
         return self._experts
+
+    def matrices(self) -> list[Array]:
+        """Return the matrices of experts that are parts of larger parameters."""
+        return [array for arrays in self._each() for array in arrays if array.ndim == 2]
 
     def _expert(self, number: int, rows: Array) -> Array:
         """Return the result of one expert for rows (n, D)."""

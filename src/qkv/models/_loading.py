@@ -1,6 +1,7 @@
 """`load`: find and read a model."""
 
 import json
+import math
 import os
 import re
 import warnings
@@ -31,6 +32,7 @@ from qkv.models.files import (
     gguf_sentence,
     gguf_tensors,
     gguf_tokenizer,
+    header,
     read,
     read_gguf,
     read_notices,
@@ -44,6 +46,7 @@ from qkv.models.model import Model, Seq2SeqModel
 from qkv.models.network.design import Design, DualDesign, Seq2SeqDesign, VisionDesign
 from qkv.models.untrained import random_model
 from qkv.models.vision import DualEncoder, VisionModel
+from qkv.ops.kernel import variant
 from qkv.text import SubwordTokenizer
 from qkv.text.tokenizer import BareTokenizer, parse_tokenizer, read_tokenizer
 
@@ -100,7 +103,8 @@ def load(
             which keys are computed. The attribute `model.cache_dtype` has this value.
 
     The files of the weights are mapped into memory. While a model is in use, do not write to its
-    files; replace the files instead.
+    files; replace the files instead. The kernel's packed matrices are the only copy of the weights
+    (docs/models.md, Memory).
 
     Raises:
         ModelError: the files are broken or inconsistent, or qkv does not support the model's family
@@ -108,6 +112,8 @@ def load(
         FileNotFoundError: the folder does not exist, or the model was not found.
         ValueError: the name is unknown, `dtype` or `cache_dtype` is not supported, or `cache_dtype`
             is given for a model that is not a decoder.
+        MemoryError: the model does not fit into memory; the message says how much it needs, and
+            which dtype needs less.
 
     >>> load("random")
     <Model random: qkv-lesson, 1 layers, 2 heads, vectors of 8>
@@ -134,9 +140,39 @@ def load(
         name = Path(name).expanduser().resolve().name.removesuffix(".gguf")
     try:
         model = _read(folder, name, kind) if folder.is_dir() else _of_gguf(folder, name, kind)
+        for one in model.all_routes():
+            one.prepare()
+        return _with_cache_dtype(model, cache_dtype)
     except read.ModelError as error:
         raise read.ModelError(read.plain(f"load: {message(error)}", 2000)) from error
-    return _with_cache_dtype(model, cache_dtype)
+    except MemoryError as error:
+        raise MemoryError(_lack_of_memory(folder, name, kind)) from error
+
+
+def _lack_of_memory(path: Path, name: str, kind: DType | None) -> str:
+    """Return the error for a model that does not fit into memory."""
+    if path.is_dir():
+        files = [header(file) for file in path.rglob("*.safetensors")]
+        tensors = [tensor for file in files for tensor in file.values()]
+    else:
+        tensors = list(read_gguf(path).tensors.values())
+    count = sum(math.prod(tensor.shape) for tensor in tensors)
+    matrices = [tensor for tensor in tensors if len(tensor.shape) > 1]
+    is_narrow = variant() is not None and all(tensor.narrow for tensor in matrices)
+    sizes = {"float64": 8 * count, "float32": 2 * count if is_narrow else 4 * count}
+    sizes |= {"bfloat16": 2 * count, "int8": 2 * count}
+    if path.is_file():
+        sizes["int8"] = sum(tensor.raw.nbytes for tensor in tensors)
+    about = {dtype: f"about {size / 1e6:,.1f} MB" for dtype, size in sizes.items()}
+    dtype = "float32" if kind is None else kind.name
+    small = min(sizes, key=lambda one: sizes[one])
+    way_out = "use a smaller model, or a GGUF file in Q4_0 with dtype='int8'"
+    if sizes[small] < sizes[dtype]:
+        way_out = f"give dtype={small!r} ({about[small]})"
+    return (
+        f"load: not enough memory: {name} has {count:,} parameters, {about[dtype]} in {dtype}: "
+        f"{way_out}"
+    )
 
 
 def _with_cache_dtype(model: Model, kind: DType | None) -> Model:

@@ -12,17 +12,28 @@ import numpy as np
 from qkv._argument_errors import add_name, invalid, public_call, type_error, value_error
 from qkv._suggest import nearest, suggestion
 from qkv._visible import visible
-from qkv.arrays import Array, ArrayLike, DType, as_array, float_type, is_float, quote, whole_number
+from qkv.arrays import (
+    Array,
+    ArrayLike,
+    DType,
+    as_array,
+    compute_type,
+    float_type,
+    is_float,
+    quote,
+    whole_number,
+)
 from qkv.edits import Edits
 from qkv.files import StrPath
 from qkv.layers import Block
+from qkv.layers.experts import Routed
 from qkv.models._kinds import can, cannot, does, kind_of
 from qkv.models._other_libraries import ATTRIBUTES
-from qkv.models.files import Penalties, Routing, sampling_of, save_model, storage_type
+from qkv.models.files import Penalties, Routing, Tensors, sampling_of, save_model, storage_type
 from qkv.models.files.names import Storage
 from qkv.models.files.read import GENERATION, ModelError, is_whole
 from qkv.models.files.sentence import Sentence
-from qkv.models.network import Embedding, EncoderDecoder
+from qkv.models.network import Embedding, EncoderDecoder, PatchEmbedding
 from qkv.models.network.batch import Batch
 from qkv.models.network.design import AnyDesign
 from qkv.models.network.head import BuiltHead
@@ -31,8 +42,8 @@ from qkv.models.run.batches import parts
 from qkv.models.run.check_edits import CheckedEdits, fit, plain
 from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.text_reader import TextReader, check_tokenizer, end_ids
-from qkv.ops import BlockMatrix, like_weight
-from qkv.ops.packing import frozen
+from qkv.ops import LazyMatrix, like_weight
+from qkv.ops.packing import frozen, pack_in_advance
 from qkv.text import Tokenized, Tokenizer
 
 
@@ -59,7 +70,7 @@ class Parameters(MutableMapping[str, Array]):
 
     def __getitem__(self, name: str) -> Array:
         array = self._arrays[name]
-        return frozen(array.read()) if isinstance(array, BlockMatrix) else np.asarray(array)
+        return frozen(array.read()) if isinstance(array, LazyMatrix) else array
 
     @public_call("parameters")
     def __setitem__(self, name: str, value: ArrayLike) -> None:
@@ -194,6 +205,33 @@ class ModelBase:
                     f"id of a token, 0 to {rows - 1}",
                 )
             self._network.first = first
+
+    def prepare(self) -> None:
+        """Pack the matrices for the kernel, so that no request does, and release the files' pages.
+
+        The system reads pages of a file again if their values are needed.
+        """
+        arrays, network = self._weights.parameters, self.network
+        groups = [[array] for array in ({} if self.head is None else self.head.parameters).values()]
+        for name, array in arrays.items():
+            if name.endswith("q_proj.weight"):
+                others = (name.replace("q_proj.weight", f"{part}_proj.weight") for part in "kv")
+                groups.append([array, *(arrays[other] for other in others if other in arrays)])
+            elif name.endswith("_proj.weight") and not name.endswith("router_proj.weight"):
+                groups.append([array])
+        mixtures = [layer.mlp for layer in network.layers if isinstance(layer.mlp, Routed)]
+        groups += [[array] for mixture in mixtures for array in mixture.matrices()]
+        for group in groups:
+            if all(array.ndim == 2 for array in group):
+                pack_in_advance(group, group[0].dtype)
+        # routers and patches are computed in float32
+        wide = [mixture.parameters["router_proj.weight"] for mixture in mixtures]
+        if isinstance(network.embedding, PatchEmbedding):
+            wide.append(network.embedding.weight)
+        for array in wide:
+            pack_in_advance([array], compute_type(array.dtype))
+        if isinstance(self._weights.stored, Tensors):
+            self._weights.stored.release()
 
     def _rebuild(self) -> None:
         """Rebuild the network after its parameters change, and discard the stored digest."""

@@ -338,6 +338,12 @@ class DualEncoder(Model):
             VisionModel(design=design.vision, pixels=self._pixels, **self._tower("vision")),
         )
 
+    def prepare(self) -> None:
+        """Prepare both towers."""
+        self.text.prepare()
+        self.vision.prepare()
+        super().prepare()
+
     def _tower(self, side: str) -> dict[str, Any]:
         """Return the arguments of a tower's model, except the argument `design`."""
         (config, names), prefix = self._towers[side], f"{side}."

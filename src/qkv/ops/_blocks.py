@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from qkv.arrays import Array, DType, Shape
+from qkv.arrays import Array, DType
+from qkv.ops._lazy import LazyMatrix
 
 GROUP = 32  # The rows of a file that lie side by side in a packed group (native/blocks.h: COLUMNS).
 _AT_ONCE = 1 << 18  # How many values are computed at once, so that they stay in the cache.
@@ -32,11 +32,8 @@ BLOCK_KINDS = {
 }
 
 
-class BlockMatrix(NDArrayOperatorsMixin):
-    """A read-only matrix in quantized blocks, which acts as an array of float32 where it must.
-
-    `linear` multiplies the blocks as they are. Everything else that NumPy can do with an array
-    works too, on float32 values that are computed for this use and not kept.
+class BlockMatrix(LazyMatrix):
+    """A read-only float32 matrix in quantized blocks, which `linear` multiplies as they are.
 
     Args:
         kind: the kind of blocks, a key of `BLOCK_KINDS`.
@@ -47,19 +44,14 @@ class BlockMatrix(NDArrayOperatorsMixin):
             `(rows, width)`.
     """
 
-    dtype: DType = np.dtype(np.float32)
-    ndim = 2
+    dtype = np.dtype(np.float32)
 
     def __init__(
         self, kind: str, packed: Array, rows: int, width: int, *, transposed: bool = False
     ) -> None:
         self.kind, self.code, self.packed = kind, list(BLOCK_KINDS).index(kind), packed
         self.rows, self.width, self.transposed = rows, width, transposed
-
-    @property
-    def shape(self) -> Shape:
-        """The shape of the array."""
-        return (self.width, self.rows) if self.transposed else (self.rows, self.width)
+        self.shape = (width, rows) if transposed else (rows, width)
 
     @property
     def T(self) -> "BlockMatrix":
@@ -67,39 +59,18 @@ class BlockMatrix(NDArrayOperatorsMixin):
         kind, rows, width = self.kind, self.rows, self.width
         return BlockMatrix(kind, self.packed, rows, width, transposed=not self.transposed)
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, index: Any) -> Array:
-        if not self.transposed and isinstance(index, np.ndarray) and index.dtype.kind in "iu":
-            rows = np.where(index < 0, index + self.rows, index)
-            if rows.size and not 0 <= rows.min() <= rows.max() < self.rows:
-                raise IndexError(f"an index is out of bounds for {self.rows} rows")
-            return self._read_rows(rows.reshape(-1)).reshape(*index.shape, self.width)
-        return np.asarray(self.read()[index])
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return self.read().astype(dtype or self.dtype, copy=False)
-
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        plain = (x.read() if isinstance(x, BlockMatrix) else x for x in inputs)
-        return getattr(ufunc, method)(*plain, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the float32 array, such as `astype` or `sum`."""
-        if name.startswith("_") or name in ("packed", "rows", "width", "transposed"):
-            raise AttributeError(name)
-        return getattr(self.read(), name)
-
     def read(self) -> Array:
         """Return the matrix as a new array of float32."""
         values, step = np.empty((self.rows, self.width), np.float32), _AT_ONCE // self.width + 1
         for start in range(0, self.rows, step):
             rows = np.arange(start, min(start + step, self.rows))
-            values[rows[0] : rows[-1] + 1] = self._read_rows(rows)
+            values[rows[0] : rows[-1] + 1] = self._rows_of_file(rows)
         return values.T if self.transposed else values
 
     def _read_rows(self, rows: Array) -> Array:
+        return np.asarray(self.read()[rows]) if self.transposed else self._rows_of_file(rows)
+
+    def _rows_of_file(self, rows: Array) -> Array:
         """Return the values (n, width) of rows of the file."""
         group, lane = rows // GROUP, rows % GROUP
         units, zero = _units(self.kind, self.packed, self.rows), BLOCK_KINDS[self.kind][1]

@@ -1,35 +1,47 @@
 """int8 weights: rows with one scale per row, and the products that `linear` computes in int8."""
 
+from typing import Any
+
 import numpy as np
 
-from qkv.arrays import Array, Int8Weight, compute_type
+from qkv.arrays import Array, compute_type
+from qkv.ops._lazy import StoredMatrix
 
 MAX_INT8 = 127  # The largest int8 number in a row.
 _PROBE = 16  # A scale is tested on the first 16 entries of a row, and then on all entries.
 _LARGEST = MAX_INT8 * 65504.0  # The largest number that int8 and a float16 scale represent.
 _LANES = 16  # The absolute values of a row are summed in so many partial sums, as in the kernel.
+AT_ONCE = 1 << 18  # The number of weights that are read or rounded to int8 at once.
 LIMIT = 6  # As in native/int8.h, like the next constant.
 LARGEST_NUMBER = MAX_INT8 * 256 + MAX_INT8
 Rows = tuple[Array, Array]  # An int8 matrix (rows, columns), and its scales, float16 (rows,).
 
 
-def int8_weight(weight: Array) -> Array:
-    """Return a view of a float32 weight for which `linear` computes products in int8.
+def int8_weight(weight: Array) -> Any:
+    """Return a matrix with the values of a float32 weight, for products in int8.
 
-    If int8 cannot represent the weight (a number is not finite or too large), return `weight`.
+    The weight must not change. If int8 cannot represent it (a number is not finite or too large),
+    return `weight`.
 
-    >>> type(int8_weight(np.float32([[1, 2]]))).__name__
-    'Int8Weight'
+    >>> int8_weight(np.float32([[1, 2]])).in_int8
+    True
     """
-    plain = weight.dtype != np.float32 or weight.ndim != 2 or not weight.size
-    if plain or not max(weight.max(), -weight.min()) <= _LARGEST:  # false for NaN too
+    if weight.dtype != np.float32 or weight.ndim != 2 or not weight.size:
         return weight
-    return weight.view(Int8Weight)
+    values = weight.read_narrow() if isinstance(weight, StoredMatrix) else weight
+    step = AT_ONCE // values.shape[1] + 1
+    for at in range(0, len(values), step):
+        part = values[at : at + step].astype(np.float32, copy=False)
+        if not max(part.max(), -part.min()) <= _LARGEST:  # false for NaN too
+            return weight
+    if isinstance(weight, StoredMatrix):
+        return weight.mark()
+    return StoredMatrix.of(weight, in_int8=True)
 
 
-def like_weight(array: Array, other: Array) -> Array:
-    """Return `array`; if `other` is an `Int8Weight`, return a view of `array` of this class."""
-    return int8_weight(array) if type(other) is Int8Weight else array
+def like_weight(array: Array, other: Array) -> Any:
+    """Return `array`; if products with `other` are in int8, return `int8_weight(array)`."""
+    return int8_weight(array) if isinstance(other, StoredMatrix) and other.in_int8 else array
 
 
 def quantize(x: Array) -> tuple[Array, Array]:
@@ -155,6 +167,8 @@ def _search(matrix: Array) -> tuple[Array, Array, Array]:
             halves = (largest / number).astype(np.float16)
         factors = halves.astype(matrix.dtype)
         left = np.flatnonzero(~exact & (factors * number == largest))
+        if not left.size:
+            continue
         for columns in (slice(_PROBE), slice(None)):
             part, by = matrix[left, columns], factors[left, None]
             whole = np.rint(part / by)

@@ -59,8 +59,8 @@ def linear(
 
     Args:
         x: `(..., in)`.
-        weight: `(in, out)`, with any strides. For an `Int8Weight` and a float32 `x`, the product is
-            computed in int8: each column of the weight, and each row of `x`, is rounded to whole
+        weight: `(in, out)`, with any strides. For an `int8_weight` and a float32 `x`, the product
+            is computed in int8: each column of the weight, and each row of `x`, is rounded to whole
             numbers and a scale (`ops/_int8_rows.py`).
         bias: `(out,)`.
         activation: a name that `activate` accepts.

@@ -10,15 +10,25 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, DType, Int8Weight
+from qkv.arrays import Array, DType
 from qkv.ops._blocks import BlockMatrix
-from qkv.ops._int8_rows import to_digits
+from qkv.ops._int8_rows import AT_ONCE, to_digits
+from qkv.ops._lazy import LazyMatrix, StoredMatrix
 from qkv.ops.activation import activation_named
-from qkv.ops.kernel import FLOAT32, INT8, bits, bits_type, compiled
+from qkv.ops.kernel import (
+    FLOAT32,
+    INT8,
+    bits,
+    bits_type,
+    compiled,
+    is_bfloat16,
+    variant_and_threads,
+)
 
 _LARGE_PAGE = 1 << 21
 _SHELF = 1 << 24  # The number of bytes of a shelf.
 _DEEPEST = 1 << 17  # With more rows, a sum of int8 products could exceed int32.
+_FLOAT16, _WIDE = np.dtype(np.float16), np.dtype(np.uint16)  # `_WIDE`: see `weight_kind`
 _Key = tuple[int, int, DType]  # a weight's id, the variant of the kernel, and the dtype of the copy
 
 
@@ -132,7 +142,7 @@ def frozen(array: Array) -> Array:
     while isinstance(owner, np.ndarray):
         owner.setflags(write=False)
         owner = owner.base
-    return array if isinstance(array, BlockMatrix) else array.view()
+    return array if isinstance(array, LazyMatrix) else array.view()
 
 
 def large_memory(count: int) -> Array:
@@ -142,27 +152,72 @@ def large_memory(count: int) -> Array:
 
 def pack(weight: Array, chosen: int, kind: DType, threads: int) -> Array:
     """Return a packed copy of the weight; the copy is cached if the weight is frozen."""
-    key = (id(weight), chosen, kind)
-    if not is_frozen(weight):
-        _packed.forget(key)  # the weight may have changed since it was packed
+    if not isinstance(weight, LazyMatrix) and not is_frozen(weight):
+        # the weight may have changed since it was packed
+        _packed.forget((id(weight), chosen, kind))
         return packed_once(weight, chosen, kind, threads)
-    if (copy := _packed.get(weight, key)) is not None:
-        return copy
-    return packed_together([weight], chosen, kind, threads)
+    copy = _copy_of(weight, chosen, kind)
+    return packed_together([weight], chosen, kind, threads) if copy is None else copy
 
 
 def packed_together(weights: Sequence[Array], chosen: int, kind: DType, threads: int) -> Array:
     """Pack frozen weights side by side; keep each packed copy as long as its weight exists.
 
-    The dtype of the result is int8 if `kind` is int8, otherwise float32.
+    If packed copies of all weights lie side by side, return them. The dtype of the result is that
+    of `_packed_type`.
     """
+    copies = [_copy_of(weight, chosen, kind) for weight in weights]
+    if (joined := _join(copies)) is not None:
+        return joined
     sizes = [packed_size(weight.shape, chosen, kind) for weight in weights]
     memory, end = _packed.memory(sum(sizes)), 0
     for weight, size in zip(weights, sizes, strict=True):
         part, end = memory[end : end + size].view(_packed_type(kind)), end + size
         _pack_into(part, weight, chosen, kind, threads)
-        _packed.keep(weight, (id(weight), chosen, kind), part)
+        if isinstance(weight, StoredMatrix):
+            weight.copies[chosen, kind, weight.transposed] = part
+        else:
+            _packed.keep(weight, (id(weight), chosen, kind), part)
     return memory.view(_packed_type(kind))
+
+
+def pack_in_advance(weights: Sequence[Array], kind: DType) -> None:
+    """Pack frozen weights for products with numbers of `kind`, as `linear` needs them.
+
+    They are packed side by side if `Prepared.joins` allows it. Without the kernel, nothing is
+    packed.
+    """
+    chosen, threads = variant_and_threads()
+    if chosen is None or kind == np.float64:
+        return
+    joins = Prepared(chosen, kind, threads).joins(weights)
+    for group in [weights] if joins else [[weight] for weight in weights]:
+        if not isinstance(group[0], BlockMatrix):
+            packed_together(group, chosen, weight_kind(group[0], kind), threads)
+
+
+def _copy_of(weight: Array, chosen: int, kind: DType) -> Array | None:
+    """Return the packed copy of a frozen weight; None if there is none."""
+    if isinstance(weight, StoredMatrix):
+        return weight.copies.get((chosen, kind, weight.transposed))
+    return _packed.get(weight, (id(weight), chosen, kind))
+
+
+def _join(copies: Sequence[Array | None]) -> Array | None:
+    """Return arrays as one array if they are parts of an array, side by side; None otherwise."""
+    first, starts = copies[0], [0]
+    if len(copies) == 1 or first is None:
+        return first
+    for copy in copies:
+        if copy is None or copy.base is not first.base:
+            return None
+        if _address_of(copy) != _address_of(first) + starts[-1]:
+            return None
+        starts.append(starts[-1] + copy.nbytes)
+    base: Any = first.base
+    start = (_address_of(first) - _address_of(base)) // base.itemsize
+    joined: Array = base[start : start + starts[-1] // base.itemsize]
+    return joined.view(first.dtype)
 
 
 def packed_once(weight: Array, chosen: int, kind: DType, threads: int) -> Array:
@@ -175,13 +230,23 @@ def packed_once(weight: Array, chosen: int, kind: DType, threads: int) -> Array:
 
 def _packed_type(kind: DType) -> DType:
     """Return the dtype of the array that holds packed weights of this kind."""
-    return INT8 if kind == INT8 else FLOAT32
+    return kind if kind in (INT8, _FLOAT16, _WIDE) else FLOAT32
 
 
 def weight_kind(weight: Array, kind: DType) -> DType:
-    """Return the dtype in which the kernel multiplies a weight by numbers of `kind`."""
-    in_int8 = type(weight) is Int8Weight and kind == FLOAT32 and 0 < len(weight) <= _DEEPEST
-    return INT8 if in_int8 else kind
+    """Return the dtype in which the kernel keeps a weight that it multiplies by numbers of `kind`.
+
+    float16 and bfloat16 weights stay so if `kind` is float32: the kernel converts them to float32
+    where it multiplies them. uint16 stands for bfloat16 weights for this use.
+    """
+    narrow = weight.dtype
+    if isinstance(weight, StoredMatrix):
+        if weight.in_int8 and kind == FLOAT32 and 0 < len(weight) <= _DEEPEST:
+            return INT8
+        narrow = weight.narrow or narrow
+    if kind == FLOAT32 and narrow.isnative and (narrow == _FLOAT16 or is_bfloat16(narrow)):
+        return _FLOAT16 if narrow == _FLOAT16 else _WIDE
+    return kind
 
 
 def kernel_product(
@@ -201,6 +266,7 @@ def kernel_product(
 def packed_size(shape: tuple[int, ...], chosen: int, kind: DType) -> int:
     """Return how many float32 numbers a packed weight of this shape takes."""
     depth, width = shape
+    kind = _FLOAT16 if kind == _WIDE else kind  # of the same size
     return compiled.packed_size(chosen, depth, width, bits(np.empty((0, 0), kind)))
 
 
@@ -209,16 +275,28 @@ def _pack_into(packed: Array, weight: Array, chosen: int, kind: DType, threads: 
 
     If `kind` is int8, each column is rounded to int8 digits and a scale first.
     """
-    if kind == INT8:
-        rows, more, scales = to_digits(weight.T)
-        compiled.pack_int8(chosen, rows.T, more.T, scales, packed, threads)
+    values = weight.read_narrow() if isinstance(weight, StoredMatrix) else weight
+    if kind != INT8:
+        values = values if kind == _WIDE else np.require(values, kind)
+        compiled.pack(chosen, bits(np.require(values, None, "A")), packed, threads)
         return
-    compiled.pack(chosen, bits(np.require(weight, kind, "A")), packed, threads)
+    columns = values.T
+    rows, more = np.empty((2, *columns.shape), INT8)
+    scales, step = np.empty(len(columns), FLOAT32), AT_ONCE // columns.shape[1] + 1
+    for at in range(0, len(columns), step):
+        some = slice(at, at + step)
+        rows[some], more[some], scales[some] = to_digits(columns[some].astype(FLOAT32, copy=False))
+    compiled.pack_int8(chosen, rows.T, more.T, scales, packed, threads)
 
 
 def _align(memory: Array, to: int) -> Array:
     """Skip numbers of a float32 array until its address is a multiple of the argument `to`."""
-    return memory[-memory.__array_interface__["data"][0] % to // 4 :]
+    return memory[-_address_of(memory) % to // 4 :]
+
+
+def _address_of(array: Array) -> int:
+    """Return the address of an array's first number."""
+    return int(array.__array_interface__["data"][0])
 
 
 class Prepared:

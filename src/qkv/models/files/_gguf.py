@@ -9,16 +9,15 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and ggml-quan
 """
 
 import math
-import mmap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.arrays import Array
-from qkv.models.files._tensors import Stored, Tensors
+from qkv.arrays import Array, DType
+from qkv.models.files._tensors import Stored, Tensors, release
 from qkv.models.files.read import ModelError, first_line, need_file, plain
 from qkv.ops import BLOCK_KINDS, BlockMatrix, blocks_size, pack_blocks
 from qkv.ops.packing import frozen, large_memory
@@ -139,14 +138,6 @@ def _dequantize(kind: str, blocks: Array, values: Array) -> None:
         values += least
 
 
-def _release(raw: Any) -> None:
-    """Give the memory of a mapped file back to the system, which reads it again if needed."""
-    while isinstance(raw, np.ndarray):
-        raw = raw.base
-    if isinstance(raw, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-        raw.madvise(mmap.MADV_DONTNEED)
-
-
 def _fields(kind: str, blocks: Array) -> dict[str, Array]:
     """Return the fields of blocks (rows, n) as `pack_blocks` takes them."""
     fields = {name: blocks[name] for name in blocks.dtype.names or ()}
@@ -192,6 +183,15 @@ class Blocks(Stored):
 
     is_between_blocks = True
 
+    @property
+    def narrow(self) -> DType | None:
+        """The dtype of the values if it is float16 or bfloat16; None otherwise."""
+        return None if self.offset else super().narrow
+
+    def is_mapped_as(self, kind: DType) -> bool:
+        """Return False: views of a GGUF file would keep pages of its blocks in memory."""
+        return False
+
     def rows(self, name: str) -> list[tuple[str, str, tuple[int, ...], Array]]:
         """Return the name, the type in the file, the shape and the bytes."""
         return [(name, self.block, self.shape, self.raw)]
@@ -220,7 +220,7 @@ class Blocks(Stored):
 
         memory = large_memory(blocks_size(self.block, len(order), width))
         pack_blocks(self.block, memory, len(order), fields_of)
-        _release(self.raw)
+        release(self.raw)
         return BlockMatrix(self.block, frozen(memory), len(order), width, transposed=is_transposed)
 
     def read(self) -> Array:
@@ -235,6 +235,13 @@ class Blocks(Stored):
         values = values + np.float32(self.offset) if self.offset else values
         return values.T if self.transposed else values
 
+    def read_rows(self, rows: Array) -> Array:
+        """Return the rows (n,) of the values; in most files, no others are read."""
+        if self.order is not None or self.transposed:
+            return self.read()[rows]
+        raw = self.raw.reshape(self.shape[0], -1)[rows]
+        return replace(self, shape=raw.shape[:1] + self.shape[1:], raw=raw.reshape(-1)).read()
+
 
 class GgufTensors(Tensors):
     """The tensors of a GGUF file, keyed by the names that transformers gives them."""
@@ -246,8 +253,7 @@ class GgufTensors(Tensors):
     def sha256(self) -> str:
         """Return the digest of all tensors as the files store them."""
         digest = super().sha256()
-        for tensor in list(self.values())[:1]:
-            _release(tensor.raw)
+        self.release()
         return digest
 
 

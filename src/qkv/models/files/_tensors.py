@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import mmap
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, DType, float_type
 from qkv.models.files.config import lacking
 from qkv.models.files.read import INDEX, WEIGHTS, ModelError, first_line, need_file, plain, shards
 from qkv.ops import from_rows
@@ -25,6 +26,7 @@ TYPES = {
 KINDS = {np.dtype(kind).name: name for name, kind in TYPES.items()}
 KINDS |= {"uint16": "U16", "bfloat16": "BF16"}
 FLOATS = ("F64", "F32", "F16", "BF16")
+_NARROW = {"F16": "float16", "BF16": "bfloat16"}
 _MOST_DIMENSIONS = 32
 _MOST_HEADER = 8 * 2**20  # In bytes. Reading a header of 200,000 tensors takes seconds.
 _MOST_NUMBERS = 2**59  # The product of a tensor's non-zero dimensions must be below this limit.
@@ -66,6 +68,15 @@ class Stored:
         """
         return None
 
+    @property
+    def narrow(self) -> DType | None:
+        """The dtype of the values if it is float16 or bfloat16; None otherwise."""
+        return float_type(_NARROW[self.kind]) if self.kind in _NARROW else None
+
+    def is_mapped_as(self, kind: DType) -> bool:
+        """Return whether `read` returns a view of the file, of this dtype."""
+        return KINDS.get(kind.name) == self.kind
+
     def read(self) -> Array:
         """Return the tensor's values as an array.
 
@@ -81,6 +92,10 @@ class Stored:
 
         return array.view(bfloat16)
 
+    def read_rows(self, rows: Array) -> Array:
+        """Return the rows (n,) of the values."""
+        return self.read()[rows]
+
 
 @dataclass(frozen=True)
 class Int8Rows(Stored):
@@ -91,6 +106,10 @@ class Int8Rows(Stored):
     """
 
     scales: Stored
+
+    def is_mapped_as(self, kind: DType) -> bool:
+        """Return False: the values are computed."""
+        return False
 
     def rows(self, name: str) -> list[tuple[str, str, tuple[int, ...], Array]]:
         """Return the name, type, shape and bytes of the matrix and of its scales."""
@@ -104,7 +123,11 @@ class Int8Rows(Stored):
 
     def read(self) -> Array:
         """Return the values as float32."""
-        return from_rows(self.raw.view(np.int8).reshape(self.shape), self.scales.read())
+        return self.read_rows(slice(None))
+
+    def read_rows(self, rows: Any) -> Array:
+        """Return the rows (n,) of the values."""
+        return from_rows(self.raw.view(np.int8).reshape(self.shape)[rows], self.scales.read()[rows])
 
 
 class Tensors(dict[str, Stored]):
@@ -147,6 +170,11 @@ class Tensors(dict[str, Stored]):
         """Return the digest of all tensors as the files store them."""
         return digest(row for name, tensor in self.items() for row in tensor.rows(name))
 
+    def release(self) -> None:
+        """Give the memory of mapped files back to the system, which reads it again if needed."""
+        for tensor in {tensor.path: tensor for tensor in self.values()}.values():
+            release(tensor.raw)
+
     def _join_scales(self, name: str, rows: Stored, scales: Stored) -> Int8Rows:
         """Combine an int8 matrix and its scales into a tensor of float32 values."""
         if (rows.kind, len(rows.shape)) != ("I8", 2) or (
@@ -158,6 +186,14 @@ class Tensors(dict[str, Stored]):
                 "scales must be F16 (rows,)"
             )
         return Int8Rows(rows.path, "F32", rows.shape, rows.raw, scales)
+
+
+def release(raw: Any) -> None:
+    """Give the memory of a mapped file back to the system, which reads it again if needed."""
+    while isinstance(raw, np.ndarray):
+        raw = raw.base
+    if isinstance(raw, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        raw.madvise(mmap.MADV_DONTNEED)
 
 
 def digest(tensors: Iterable[tuple[str, str, tuple[int, ...], Any]]) -> str:

@@ -3,18 +3,19 @@
 import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
 
-from qkv.arrays import Array, Shape
-from qkv.models.files._tensors import FLOATS, KINDS, TYPES, Tensors, digest
+from qkv.arrays import Array, DType, Shape
+from qkv.models.files._tensors import FLOATS, KINDS, TYPES, Stored, Tensors, digest
 from qkv.models.files.config import Config
 from qkv.models.files.read import ModelError
 from qkv.models.network.design import AnyDesign
-from qkv.ops import BlockMatrix, int8_weight
+from qkv.ops import BlockMatrix, StoredMatrix, int8_weight
+from qkv.ops.kernel import is_bfloat16, variant
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 QKV = tuple(f"blocks.*.attn.{name}" for name in PROJECTIONS[:3])
@@ -276,6 +277,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
         dtype: the dtype of the parameters; by default float64 if the files contain float64, else
             float32. With int8, matrices in blocks become `BlockMatrix`, and all others float32. If
             no matrix is in blocks, parameters are float32, and `in_int8` marks some of them.
+            Matrices that would be converted become `StoredMatrix`.
 
     Raises:
         ModelError: a tensor is missing or unknown, or has the wrong shape or type.
@@ -287,7 +289,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
     if design.head is not None and design.head.tied:
         tied[names.tensor_of(_TABLE)[0]] = names.tensor_of(_OUTPUT)[0]
     instead = {**family.instead, **tied}
-    wanted: dict[str, tuple[str, Fused]] = {}  # The tensor of each parameter.
+    wanted: dict[str, tuple[str, Fused, Shape]] = {}  # The tensor and the shape of each parameter.
     # A broken config may set a huge number of layers. The generator avoids a huge list of names.
     for name, shape in chain(design.shapes(), _outputs(tied, stored, tensors)):
         theirs, fused = names.tensor_of(name)
@@ -312,8 +314,8 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
                 f"{tensors.source}: {theirs} is {tensor.kind}: it must be one of "
                 f"{', '.join(FLOATS)}"
             )
-        wanted[name] = theirs, fused
-    known = {theirs for theirs, _ in wanted.values()}
+        wanted[name] = theirs, fused, shape
+    known = {theirs for theirs, *_ in wanted.values()}
     heads = {}
     for name, in_file in stored.items():
         if name in known or any(re.fullmatch(pattern, name) for pattern in family.unused):
@@ -330,16 +332,22 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
     if kind == np.int8:
         kind, in_blocks = np.dtype(np.float32), True
     parameters, tensor_names = {}, {}
-    for name, (theirs, fused) in wanted.items():
-        tensor, matrix = tensors[stored[theirs]], None
+    for name, (theirs, fused, shape) in wanted.items():
+        tensor, matrix, is_transposed = tensors[stored[theirs]], None, family.is_transposed(name)
         if in_blocks and (name == _TABLE or name.endswith("_proj.weight")):
-            matrix = tensor.packed(family.is_transposed(name), fused.cut)
+            matrix = tensor.packed(is_transposed, fused.cut)
+        if matrix is None and _is_lazy(name, tensor, fused, shape, kind):
+            matrix = StoredMatrix(
+                partial(_read_parameter, tensor, is_transposed, fused),
+                shape,
+                kind,
+                narrow=kind if is_bfloat16(kind) else tensor.narrow,
+                rows_of=tensor.read_rows if name == _TABLE else None,
+            )
         if matrix is None:
-            array = tensor.read()
-            array = array.T if family.is_transposed(name) else array
-            array = fused.cut(array) if fused.count > 1 else array
+            array = _read_parameter(tensor, is_transposed, fused)
             # a view of a GGUF file would keep pages of the matrices around it in memory
-            matrix = array.astype(kind, copy=in_blocks and tensor.is_between_blocks)
+            matrix = array.astype(kind, copy=tensor.is_between_blocks)
         parameters[name] = matrix
         begins = tuple(filter(None, (family.prefix, family.old_prefix)))
         prefix = family.prefix if stored[theirs].startswith(begins) else ""
@@ -347,6 +355,26 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
     if in_blocks and not any(isinstance(matrix, BlockMatrix) for matrix in parameters.values()):
         parameters = in_int8(parameters, design)
     return Storage(names, parameters, heads, tensor_names, tensors)
+
+
+def _read_parameter(tensor: Stored, is_transposed: bool, fused: Fused) -> Array:
+    """Return the values of a parameter, in the dtype of the file."""
+    array = tensor.read()
+    array = array.T if is_transposed else array
+    return fused.cut(array) if fused.count > 1 else array
+
+
+def _is_lazy(name: str, tensor: Stored, fused: Fused, shape: Shape, kind: DType) -> bool:
+    """Return whether a parameter is read when its values are needed.
+
+    These are matrices whose values in memory would be a copy, beside the kernel's packed copy or
+    beside the mapped file.
+    """
+    if variant() is None or kind == np.float64 or len(shape) != 2:
+        return False
+    if tensor.is_mapped_as(kind) and fused.groups == 1:
+        return False
+    return name.endswith("_proj.weight") or name == _TABLE
 
 
 def in_int8(parameters: Mapping[str, Array], design: AnyDesign) -> dict[str, Array]:
