@@ -96,10 +96,13 @@ def test_weights_are_in_memory_once(folders, stored, kind, allowed):
 
 @native
 @pytest.mark.parametrize("kind", [None, "bfloat16", "int8"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, "joined"])
 def test_the_first_request_packs_nothing(name, kind, tmp_path, monkeypatch):
     monkeypatch.delenv("QKV_BACKEND", raising=False)
-    path = write_small(tmp_path / "model", config_of(name), spread=0.25)
+    # decoding steps multiply query, key and value at once if their sizes allow it
+    sizes = {"hidden_size": 64, "head_dim": 32, "num_attention_heads": 2}
+    config = {**CONFIGS["llama"], **sizes} if name == "joined" else config_of(name)
+    path = write_small(tmp_path / "model", config, spread=0.25)
     packed, seen = packing_module._pack_into, []
 
     def spy(into, weight, *more):
@@ -111,6 +114,8 @@ def test_the_first_request_packs_nothing(name, kind, tmp_path, monkeypatch):
     assert seen
     seen.clear()
     numbers_of(model)
+    if model.generates:
+        model.generate([2, 4, 5], max_new_tokens=3)
     assert not seen
 
 
