@@ -185,9 +185,11 @@ PyObject* multiply_tiles(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const Variant& variant = variant_of(args[0]);
     Array sums(args[1], true), rows(args[2]), columns(args[3]);
     need(variant.multiply_tiles, "this variant has no tiles");
-    for (const Array* half : {&rows, &columns}) need(half->is(Type::bfloat16, 512), "not (16, 32) of bfloat16");
-    variant.multiply_tiles(floats(sums, 256), static_cast<const uint16_t*>(rows.data()),
-                           static_cast<const uint16_t*>(columns.data()));
+    const Type type = rows.type();
+    for (const Array* factor : {&rows, &columns})
+      need(factor->is(type, type == Type::int8 ? 1024 : 512), "not (16, 32) of bfloat16 or (16, 64) of int8");
+    need(type == Type::int8 || type == Type::bfloat16, "not bfloat16 or int8");
+    variant.multiply_tiles(type, floats(sums, 256), rows.data(), columns.data());
     return none();
   });
 }

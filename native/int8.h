@@ -10,12 +10,8 @@
 //
 // Four columns of x (two, without AVX-512's dot products of int8) fill a word of 32 bits, a unit. Packed
 // weights are in panels of PANEL columns: [panel][unit][PANEL][UNIT] numbers, the same number of second
-// digits, then PANEL scales.
+// digits, then PANEL scales. A variant with tiles multiplies more than a few rows as tiles.
 #pragma once
-
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
 
 #include "linear.h"
 
@@ -26,13 +22,17 @@ constexpr float LIMIT = 6;
 constexpr int LARGEST_NUMBER = 127 * 256 + 127;
 
 // sums + the products of the numbers of a unit, for WIDTH columns.
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(QKV_TILES)
 constexpr int UNIT = 4;
-constexpr uint8_t OFFSET = 128;  // the instruction reads weights as unsigned numbers: W + OFFSET is packed
-typedef Ints Weights;
-QKV_INLINE Weights take_weights(const uint8_t* from) { return load_as<Ints>(from); }
+constexpr uint8_t OFFSET = 128;  // the instructions read weights as unsigned numbers: W + OFFSET is packed
+typedef Words Weights;
+QKV_INLINE Weights take_weights(const uint8_t* from) { return load_as<Words>(from); }
 QKV_INLINE Ints add_unit(Ints sums, uint32_t x, Weights w) {
+#if defined(__AVX512VNNI__)
   return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)w, _mm512_set1_epi32(int(x)));
+#else
+  return (Ints)add_products_of_bytes((Words)sums, x, w);
+#endif
 }
 #else
 constexpr int UNIT = 2;  // as int16: a number needs no second digit
@@ -43,20 +43,15 @@ QKV_INLINE Weights take_weights(const uint8_t* from) {
   return __builtin_convertvector(load_as<Small>(from), Weights);
 }
 QKV_INLINE Ints add_unit(Ints sums, uint32_t x, Weights w) {
-#if defined(__AVX512F__)
-  return sums + (Ints)_mm512_madd_epi16((__m512i)w, _mm512_set1_epi32(int(x)));
-#elif defined(__AVX2__)
-  return sums + (Ints)_mm256_madd_epi16((__m256i)w, _mm256_set1_epi32(int(x)));
-#elif defined(__SSE2__) && !defined(QKV_TILES_MODEL)
-  return sums + (Ints)_mm_madd_epi16((__m128i)w, _mm_set1_epi32(int(x)));
-#else
-  Ints pairs = (Ints)w;
-  return sums + (pairs << 16 >> 16) * (int32_t(x << 16) >> 16) + (pairs >> 16) * (int32_t(x) >> 16);
-#endif
+  return add_pair_products(sums, (Ints)w, splat_int(int32_t(x)));
 }
 #endif
 
-inline int64_t units_in_int8(int64_t in) { return (in + UNIT - 1) / UNIT; }
+constexpr int MULTIPLE = OfBfloat16::ALIGN;  // tiles need a multiple of 16 units
+constexpr int FEW_ROWS = 4;                  // so many rows are multiplied without tiles
+constexpr int LOW_TILE = MULTIPLE > 1 && TILE > FEW_ROWS ? FEW_ROWS : TILE;  // the rows of a product without tiles
+
+inline int64_t units_in_int8(int64_t in) { return (in + UNIT * MULTIPLE - 1) / (UNIT * MULTIPLE) * MULTIPLE; }
 inline int64_t digit_bytes(int64_t in) { return units_in_int8(in) * UNIT * PANEL; }  // of one digit of a panel
 inline int64_t panel_bytes(int64_t in) { return 2 * digit_bytes(in) + PANEL * int64_t(sizeof(float)); }
 inline size_t packed_bytes_of_int8(int64_t in, int64_t out) { return size_t(panels_of(out) * panel_bytes(in)); }
@@ -122,13 +117,13 @@ class Quantized {
   void read(const Linear& p, int64_t first, int64_t rows) {
     units_ = units_in_int8(p.in);
     rows_ = rows;
-    low_.need(size_t(rows * units_));
-    found_.need(size_t(TILE * units_));
+    low_.need(size_t((rows + MULTIPLE) * row_step()));
+    found_.need(size_t(HIGHEST * units_));
     outliers_.need(size_t(rows * units_));
     ends_.need(size_t(units_));
     starts_.need(size_t(tiles() + 1));
-    scales_.need(size_t(rows));
-    offsets_.need(size_t(rows));
+    scales_.need(size_t(rows + MULTIPLE));  // the last tile may be higher than its rows
+    offsets_.need(size_t(rows + MULTIPLE));
     digits_.need(size_t(units_ + WIDTH));
     starts_[0] = 0;
     for (int64_t tile = 0; tile < tiles(); ++tile) {
@@ -137,6 +132,10 @@ class Quantized {
       for (int64_t r = 0; r < count; ++r) {
         const float* x = static_cast<const float*>(p.x) + (first + begin + r) * p.x_step;
         quantize(x, p.in, begin + r, int32_t(r));
+        if (as_tiles()) {
+          std::memcpy(low_.data() + (begin + r) * row_step(), digits_.data(), size_t(units_) * 4);
+          continue;
+        }
         uint32_t* low = low_.data() + begin * units_ + r;
         for (int64_t u = 0; u < units_; ++u) low[u * count] = digits_[size_t(u)];
       }
@@ -145,11 +144,18 @@ class Quantized {
     }
   }
 
-  int64_t tiles() const { return tiles_of<Single>(rows_); }
-  int64_t begin_of(int64_t tile) const { return tile_begin<Single>(rows_, tile); }
+  bool as_tiles() const { return MULTIPLE > 1 && rows_ > FEW_ROWS; }
+  int64_t tiles() const { return as_tiles() ? tiles_of<OfBfloat16>(rows_) : tiles_of<Single>(rows_); }
+  int64_t begin_of(int64_t tile) const {
+    return as_tiles() ? tile_begin<OfBfloat16>(rows_, tile) : tile_begin<Single>(rows_, tile);
+  }
   int64_t units() const { return units_; }
-  // The units of the rows of a tile, side by side: [unit][row]. Without second digits if UNIT is 4.
-  const uint32_t* low(int64_t tile) const { return low_.data() + begin_of(tile) * units_; }
+  // Without tiles, the units of the rows of a tile are side by side: [unit][row]. The units of a row of tiles
+  // are contiguous, and rows at the distance `row_step` do not share cache sets.
+  int64_t row_step() const { return as_tiles() ? units_ + 16 : units_; }
+  // The units of the rows of a tile. Without second digits if UNIT is 4.
+  const uint32_t* low(int64_t tile) const { return low_.data() + begin_of(tile) * row_step(); }
+  bool has_outliers(int64_t tile) const { return outliers(tile) != outliers(tile + 1); }
   const Outliers* outliers(int64_t tile) const { return outliers_.data() + starts_[size_t(tile)]; }
   float scale(int64_t row) const { return scales_[size_t(row)]; }
   int32_t offset(int64_t row) const { return offsets_[size_t(row)]; }  // is added to the sums, because of OFFSET
@@ -202,6 +208,38 @@ class Quantized {
   int64_t units_ = 0, rows_ = 0, count_ = 0;
 };
 
+// Computes the products of ROWS rows of a tile with one panel from their sums.
+template <int ROWS>
+QKV_INLINE void scale_sums(const Quantized& x, int64_t tile, const uint8_t* scales, const Ints (*sums)[2], float* to) {
+  const Floats s0 = load_as<Floats>(scales), s1 = load_as<Floats>(scales + sizeof(Floats));
+  const int64_t begin = x.begin_of(tile);
+  QKV_UNROLL for (int r = 0; r < ROWS; ++r) {
+    const uint32_t offset = uint32_t(x.offset(begin + r));
+    const float scale = x.scale(begin + r);
+    store(to + r * PANEL, to_floats((Ints)((Words)sums[r][0] + offset)) * scale * s0);
+    store(to + r * PANEL + WIDTH, to_floats((Ints)((Words)sums[r][1] + offset)) * scale * s1);
+  }
+}
+
+// Adds the products of the second digits of a tile with one panel to `sums`.
+QKV_INLINE void add_outliers(const Quantized& x, int64_t tile, const uint8_t* panel, Ints (*sums)[2]) {
+  constexpr int64_t STEP = PANEL * UNIT;
+  const uint8_t* more = panel + x.units() * STEP;
+  const Quantized::Outliers* last = x.outliers(tile + 1);
+  for (const Quantized::Outliers* one = x.outliers(tile); one != last; ++one) {
+    const int64_t at = one->unit * STEP;
+    Ints* to = sums[one->row];
+    Ints first = add_unit(to[0], one->high, take_weights(more + at));
+    Ints second = add_unit(to[1], one->high, take_weights(more + at + STEP / 2));
+    if constexpr (UNIT == 4) {
+      first += add_unit(Ints{}, one->high, take_weights(panel + at)) << 8;
+      second += add_unit(Ints{}, one->high, take_weights(panel + at + STEP / 2)) << 8;
+    }
+    to[0] = first;
+    to[1] = second;
+  }
+}
+
 // Computes x @ W of the ROWS rows of a tile and one panel, as floats.
 template <int ROWS>
 void multiply_int8(const Quantized& x, int64_t tile, const uint8_t* panel, float* sums) {
@@ -209,21 +247,9 @@ void multiply_int8(const Quantized& x, int64_t tile, const uint8_t* panel, float
   const uint8_t *w = panel, *more = panel + x.units() * STEP, *end = more;
   const int64_t skip = x.units() * STEP + PANEL * int64_t(sizeof(float));  // from `end` to the next panel
   Ints c[ROWS][2] = {};
-  const Quantized::Outliers *one = x.outliers(tile), *last = x.outliers(tile + 1);
-  if (one != last) {
+  if (x.has_outliers(tile)) {
     Ints of_outliers[ROWS][2] = {};
-    for (; one != last; ++one) {
-      const int64_t at = one->unit * STEP;
-      Ints* to = of_outliers[one->row];
-      Ints first = add_unit(to[0], one->high, take_weights(more + at));
-      Ints second = add_unit(to[1], one->high, take_weights(more + at + STEP / 2));
-      if constexpr (UNIT == 4) {
-        first += add_unit(Ints{}, one->high, take_weights(w + at)) << 8;
-        second += add_unit(Ints{}, one->high, take_weights(w + at + STEP / 2)) << 8;
-      }
-      to[0] = first;
-      to[1] = second;
-    }
+    add_outliers(x, tile, panel, of_outliers);
     QKV_UNROLL for (int r = 0; r < ROWS; ++r) c[r][0] = of_outliers[r][0], c[r][1] = of_outliers[r][1];
   }
   for (const uint32_t* here = x.low(tile); w != end; here += ROWS, w += STEP) {
@@ -238,31 +264,53 @@ void multiply_int8(const Quantized& x, int64_t tile, const uint8_t* panel, float
       c[r][1] = add_unit(c[r][1], here[r], w1);
     }
   }
-  const uint8_t* scales = more + x.units() * STEP;
-  const Floats s0 = load_as<Floats>(scales), s1 = load_as<Floats>(scales + sizeof(Floats));
-  QKV_UNROLL for (int r = 0; r < ROWS; ++r) {
-    const int32_t offset = x.offset(x.begin_of(tile) + r);
-    const float scale = x.scale(x.begin_of(tile) + r);
-    store(sums + r * PANEL, to_floats(c[r][0] + offset) * scale * s0);
-    store(sums + r * PANEL + WIDTH, to_floats(c[r][1] + offset) * scale * s1);
-  }
+  scale_sums<ROWS>(x, tile, more + x.units() * STEP, c, sums);
 }
 
-template <int ROWS = TILE>
-inline auto multiply_int8_for(int64_t rows) {
+#if defined(QKV_TILES)
+// As `multiply_int8`, but ROWS (16 or 32) may exceed the rows of the last tile.
+template <int ROWS>
+void multiply_int8_tiles(const Quantized& x, int64_t tile, const uint8_t* panel, float* sums) {
+  Ints c[ROWS][2];
+  if (x.has_outliers(tile)) {
+    std::memset(c, 0, sizeof c);
+    add_outliers(x, tile, panel, c);
+    load_sums<ROWS>(reinterpret_cast<const int32_t*>(c), PANEL);
+  } else {
+    clear_sums<ROWS>();
+  }
+  const uint32_t* w = reinterpret_cast<const uint32_t*>(panel);
+  add_tile_products<Type::int8, ROWS>(x.low(tile), x.row_step(), w, PANEL, x.units());
+  store_sums<ROWS>(reinterpret_cast<int32_t*>(c), PANEL);
+  scale_sums<ROWS>(x, tile, panel + 2 * x.units() * PANEL * UNIT, c, sums);
+}
+#endif
+
+using MultiplyInt8 = void (*)(const Quantized&, int64_t, const uint8_t*, float*);
+
+template <int ROWS = LOW_TILE>
+inline MultiplyInt8 multiply_int8_for(int64_t rows) {
   if constexpr (ROWS > 1)
     if (rows < ROWS) return multiply_int8_for<ROWS - 1>(rows);
   return multiply_int8<ROWS>;
 }
+inline MultiplyInt8 multiply_int8_for(const Quantized& x, int64_t rows) {
+#if defined(QKV_TILES)
+  if (x.as_tiles()) return rows > TILE_ROWS ? multiply_int8_tiles<SIDE> : multiply_int8_tiles<TILE_ROWS>;
+#endif
+  (void)x;
+  return multiply_int8_for(rows);
+}
 
 inline void multiply_all_int8(const Linear& p, int threads) {
-  const int64_t panels = panels_of(p.out), chunks = (p.rows + X_ROWS<Single> - 1) / X_ROWS<Single>;
+  const int64_t panels = panels_of(p.out), chunks = (p.rows + X_ROWS<OfBfloat16> - 1) / X_ROWS<OfBfloat16>;
   const int64_t groups = groups_of(panels, chunks, p.rows, threads);
   const Finish finish_tile = finish_for<float>(p.activation);
   std::atomic<int64_t> next{0};
   on_threads(threads, [&](int) {
     Quantized x;
-    alignas(64) float sums[TILE * PANEL];
+    alignas(64) float sums[HIGHEST * PANEL];
+    [[maybe_unused]] OfBfloat16::Registers registers;
     int64_t held = -1;  // the chunk that `x` holds
     for (int64_t task; (task = next++) < chunks * groups;) {
       const int64_t chunk = task / groups, group = task % groups;
@@ -273,7 +321,7 @@ inline void multiply_all_int8(const Linear& p, int threads) {
         const uint8_t* w = static_cast<const uint8_t*>(p.packed) + panel * panel_bytes(p.in);
         for (int64_t tile = 0; tile < x.tiles(); ++tile) {
           const int64_t begin = x.begin_of(tile), count = x.begin_of(tile + 1) - begin;
-          multiply_int8_for(count)(x, tile, w, sums);
+          multiply_int8_for(x, count)(x, tile, w, sums);
           finish_tile(p, sums, first + begin, count, panel);
         }
         worked(rows * PANEL * p.in);

@@ -103,7 +103,7 @@ Machine look() {
   has.avx2 = bit(b, 5);
   bool f = bit(b, 16), dq = bit(b, 17), bw = bit(b, 30), vl = bit(b, 31);
   bool vnni = bit(c, 11);  // dot products of int8
-  bool tiles = bit(d, 24) && bit(d, 22);  // with products of bfloat16
+  bool tiles = bit(d, 24) && bit(d, 22) && bit(d, 25);  // with products of bfloat16 and int8
   has.avx512 = has.avx2 && f && dq && bw && vl && (registers & 0xe6) == 0xe6;  // zmm, masks
   if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) has.dot_products = has.avx512 && vnni && bit(a, 5);
   has.avx512bf16 = has.dot_products && gains_by_dot_products(has);

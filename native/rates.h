@@ -46,10 +46,10 @@ inline float chain_bfloat16(int64_t rounds, float) {
   clear_sums<SIDE>();
   clear_tile<4>(), clear_tile<5>(), clear_tile<6>(), clear_tile<7>();
   for (int64_t i = 0; i < rounds * CHAINS * WIDTH / (4 * 16 * 16 * 16); ++i) {
-    add_tile_product<0, 4, 6>();
-    add_tile_product<1, 4, 7>();
-    add_tile_product<2, 5, 6>();
-    add_tile_product<3, 5, 7>();
+    add_tile_product<Type::bfloat16, 0, 4, 6>();
+    add_tile_product<Type::bfloat16, 1, 4, 7>();
+    add_tile_product<Type::bfloat16, 2, 5, 6>();
+    add_tile_product<Type::bfloat16, 3, 5, 7>();
   }
   store_tile<0>(sums, 64);
   return sums[0];

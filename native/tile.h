@@ -71,7 +71,7 @@ struct Tiles {
                                   float* sums, int64_t step, bool add, int64_t next = PANEL) {
     if (add) load_sums<ROWS>(sums, step);
     else clear_sums<ROWS>();
-    add_tile_products<ROWS>(rows, row_step, panel, next, depth);
+    add_tile_products<Type::bfloat16, ROWS>(rows, row_step, panel, next, depth);
     store_sums<ROWS>(sums, step);
   }
 

@@ -1,9 +1,10 @@
-// Tiles: registers of 16 rows of 64 bytes, and the product of two tiles of bfloat16 numbers (AMX). Each
+// Tiles: registers of 16 rows of 64 bytes, and products of two tiles of bfloat16 or int8 numbers (AMX). Each
 // instruction has one function here. A variant without the instructions computes them with a model, which
 // equals them to the bit; so every machine can test the code that uses tiles.
 //
-// A product takes 16 rows of 32 bfloat16 numbers, and 16 rows of 16 pairs of bfloat16 numbers: row k holds
-// the numbers 2 k and 2 k + 1 of 16 columns.
+// A product of bfloat16 takes 16 rows of 32 numbers, and 16 rows of 16 pairs of numbers: row k holds the
+// numbers 2 k and 2 k + 1 of 16 columns. A product of int8 takes 16 rows of 64 int8 numbers, and 16 rows of
+// 16 times 4 uint8 numbers in the same order. The sums are float32 or int32.
 #pragma once
 
 #include "simd.h"
@@ -23,7 +24,7 @@ static_assert(PANEL == SIDE, "a panel is two tiles wide");
 template <int TILE> void clear_tile();
 template <int TILE> void load_tile(const void* from, int64_t step);  // rows are `step` bytes apart
 template <int TILE> void store_tile(void* to, int64_t step);
-template <int SUMS, int ROWS, int COLUMNS> void add_tile_product();
+template <Type TYPE, int SUMS, int ROWS, int COLUMNS> void add_tile_product();  // TYPE is bfloat16 or int8
 
 #if defined(__AMX_BF16__)
 
@@ -68,8 +69,13 @@ class UsingTiles {
     _tile_loadd(N, from, step);                                                                 \
   }                                                                                             \
   template <> QKV_INLINE void store_tile<N>(void* to, int64_t step) { _tile_stored(N, to, step); }
-#define QKV_TILE_PRODUCT(SUMS, ROWS, COLUMNS) \
-  template <> QKV_INLINE void add_tile_product<SUMS, ROWS, COLUMNS>() { _tile_dpbf16ps(SUMS, ROWS, COLUMNS); }
+#define QKV_TILE_PRODUCT(SUMS, ROWS, COLUMNS)                                            \
+  template <> QKV_INLINE void add_tile_product<Type::bfloat16, SUMS, ROWS, COLUMNS>() { \
+    _tile_dpbf16ps(SUMS, ROWS, COLUMNS);                                                \
+  }                                                                                     \
+  template <> QKV_INLINE void add_tile_product<Type::int8, SUMS, ROWS, COLUMNS>() {     \
+    _tile_dpbsud(SUMS, ROWS, COLUMNS);                                                  \
+  }
 QKV_TILE(0) QKV_TILE(1) QKV_TILE(2) QKV_TILE(3) QKV_TILE(4) QKV_TILE(5) QKV_TILE(6) QKV_TILE(7)
 QKV_TILE_PRODUCT(0, 4, 6) QKV_TILE_PRODUCT(1, 4, 7) QKV_TILE_PRODUCT(2, 5, 6) QKV_TILE_PRODUCT(3, 5, 7)
 #undef QKV_TILE
@@ -157,42 +163,62 @@ QKV_INLINE Floats add_step_of_tile(Floats sums, float row, Floats columns) {
 
 // The even and the odd numbers of a row are summed apart, each by fused multiply-adds that begin with 0; then
 // both sums are added to the sums before.
-template <int SUMS, int ROWS, int COLUMNS>
-inline void add_tile_product() {
+inline void add_bfloat16_product(Tile& sums, const Tile& rows, const Tile& columns) {
   for (int r = 0; r < TILE_ROWS; ++r) {
     Floats even{}, odd{};
     for (int k = 0; k < 16; ++k) {
-      uint32_t word = tiles[ROWS].words[r][k];
-      Words words = load_as<Words>(tiles[COLUMNS].words[k]);
+      uint32_t word = rows.words[r][k];
+      Words words = load_as<Words>(columns.words[k]);
       even = add_step_of_tile(even, without_denormal(float_of(word << 16)),
                               without_denormals((Floats)(words << 16)));
       odd = add_step_of_tile(odd, without_denormal(float_of(word & 0xffff0000)),
                              without_denormals((Floats)(words & 0xffff0000)));
     }
     for (int c = 0; c < 16; ++c) {
-      uint32_t& sum = tiles[SUMS].words[r][c];
+      uint32_t& sum = sums.words[r][c];
       sum = bits_of(add_in_tile(without_denormal(float_of(sum)), add_in_tile(even[c], odd[c])));
     }
   }
 }
 
+// Returns sums + the products of the 4 int8 numbers of x and the 4 uint8 numbers in each lane, modulo 2**32.
+QKV_INLINE Words add_products_of_bytes(Words sums, uint32_t x, Words lanes) {
+  QKV_UNROLL for (int k = 0; k < 32; k += 8) sums += (lanes >> k & 0xff) * uint32_t(int32_t(int8_t(x >> k)));
+  return sums;
+}
+
+inline void add_int8_product(Tile& sums, const Tile& rows, const Tile& columns) {
+  for (int r = 0; r < TILE_ROWS; ++r) {
+    Words row = load_as<Words>(sums.words[r]);
+    for (int k = 0; k < 16; ++k)
+      row = add_products_of_bytes(row, rows.words[r][k], load_as<Words>(columns.words[k]));
+    std::memcpy(sums.words[r], &row, sizeof row);
+  }
+}
+
+template <Type TYPE, int SUMS, int ROWS, int COLUMNS>
+inline void add_tile_product() {
+  if (TYPE == Type::int8) return add_int8_product(tiles[SUMS], tiles[ROWS], tiles[COLUMNS]);
+  add_bfloat16_product(tiles[SUMS], tiles[ROWS], tiles[COLUMNS]);
+}
+
 #endif
 
-// Adds rows @ columns to the tiles 0 to 3: ROWS rows (16 or 32), `row_step` floats apart, and a panel of 32
-// columns, whose rows are `next` floats apart. `depth` counts pairs and is a multiple of 16.
-template <int ROWS>
-QKV_INLINE void add_tile_products(const float* rows, int64_t row_step, const float* panel, int64_t next,
+// Adds rows @ columns to the tiles 0 to 3: ROWS rows (16 or 32), `row_step` words apart, and a panel of 32
+// columns, whose rows are `next` words apart. A word has 32 bits. `depth` counts words and is a multiple of 16.
+template <Type TYPE, int ROWS, class Word>
+QKV_INLINE void add_tile_products(const Word* rows, int64_t row_step, const Word* panel, int64_t next,
                                   int64_t depth) {
   for (int64_t k = 0; k < depth; k += 16, panel += 16 * next) {
     load_tile<6>(panel, 4 * next);
     load_tile<4>(rows + k, 4 * row_step);
     load_tile<7>(panel + 16, 4 * next);
-    add_tile_product<0, 4, 6>();
-    add_tile_product<1, 4, 7>();
+    add_tile_product<TYPE, 0, 4, 6>();
+    add_tile_product<TYPE, 1, 4, 7>();
     if constexpr (ROWS == SIDE) {
       load_tile<5>(rows + k + TILE_ROWS * row_step, 4 * row_step);
-      add_tile_product<2, 5, 6>();
-      add_tile_product<3, 5, 7>();
+      add_tile_product<TYPE, 2, 5, 6>();
+      add_tile_product<TYPE, 3, 5, 7>();
     }
   }
 }
@@ -207,8 +233,8 @@ QKV_INLINE void clear_sums() {
     clear_tile<3>();
   }
 }
-template <int ROWS>
-QKV_INLINE void load_sums(const float* from, int64_t step) {
+template <int ROWS, class Sum>
+QKV_INLINE void load_sums(const Sum* from, int64_t step) {
   load_tile<0>(from, 4 * step);
   load_tile<1>(from + 16, 4 * step);
   if constexpr (ROWS == SIDE) {
@@ -216,8 +242,8 @@ QKV_INLINE void load_sums(const float* from, int64_t step) {
     load_tile<3>(from + TILE_ROWS * step + 16, 4 * step);
   }
 }
-template <int ROWS>
-QKV_INLINE void store_sums(float* to, int64_t step) {
+template <int ROWS, class Sum>
+QKV_INLINE void store_sums(Sum* to, int64_t step) {
   store_tile<0>(to, 4 * step);
   store_tile<1>(to + 16, 4 * step);
   if constexpr (ROWS == SIDE) {
@@ -226,14 +252,15 @@ QKV_INLINE void store_sums(float* to, int64_t step) {
   }
 }
 
-// sums (16, 16) += rows (16, 16 pairs) @ columns (16, 16 pairs): one instruction, for tests.
-inline void multiply_tiles(float* sums, const uint16_t* rows, const uint16_t* columns) {
+// sums (16, 16) += rows (16, 16 words) @ columns (16, 16 words): one instruction, for tests.
+inline void multiply_tiles(Type type, void* sums, const void* rows, const void* columns) {
   on_threads(1, [&](int) {
     UsingTiles registers;
     load_tile<0>(sums, 64);
     load_tile<4>(rows, 64);
     load_tile<6>(columns, 64);
-    add_tile_product<0, 4, 6>();
+    if (type == Type::int8) add_tile_product<Type::int8, 0, 4, 6>();
+    else add_tile_product<Type::bfloat16, 0, 4, 6>();
     store_tile<0>(sums, 64);
   });
 }

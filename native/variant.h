@@ -43,7 +43,7 @@ struct Variant {
   double (*squares)(const float* x, int64_t count, int threads);  // returns the sum of squares
 
   // One instruction on 16 x 16 sums, rows and columns, for tests; nullptr without tiles.
-  void (*multiply_tiles)(float* sums, const uint16_t* rows, const uint16_t* columns);
+  void (*multiply_tiles)(Type, void* sums, const void* rows, const void* columns);
 
   double (*multiply_adds)(Type type, int threads);  // measured floating-point operations per second
   double (*read_rate)(int threads);                 // measured bytes per second

@@ -210,7 +210,9 @@ def multiply_tiles(variant: int, sums: Array, rows: Array, columns: Array) -> No
     """Add one product of tiles (AMX) to `sums` (256 float32); for tests of the model.
 
     `rows` are 16 rows of 32 bfloat16 numbers. Row k of `columns` has the numbers 2 k and 2 k + 1 of
-    16 columns, as pairs. A variant without tiles raises a ValueError.
+    16 columns, as pairs. Or `rows` are 16 rows of 64 int8 numbers, and row k of `columns` has the
+    numbers 4 k to 4 k + 3 of 16 columns, each the bits of a uint8; the bits of `sums` are then
+    int32. A variant without tiles raises a ValueError.
     """
 
 def narrow(

@@ -1,8 +1,9 @@
-"""Tests of the model of AMX's product of tiles: by exact arithmetic, and beside the instruction."""
+"""Tests of the model of AMX's products of tiles: by exact arithmetic, and by the instructions."""
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
@@ -53,6 +54,16 @@ def _random(count: int, seed: int) -> dict[str, np.ndarray]:
 
     sums = words((count, 256)) * np.where(rng.random((count, 1)) < 0.5, np.float32(1e-30), 1)
     return {"sums": sums, "rows": halves(), "columns": halves()}
+
+
+def _random_bytes(count: int, seed: int) -> dict[str, np.ndarray]:
+    """Return random int8 numbers, and sums near the limits of int32."""
+    rng = np.random.default_rng(seed)
+    limits = np.iinfo(np.int32)
+    sums = rng.choice([0, limits.min, limits.max], (count, 256)) + rng.integers(-99, 100, 256)
+    rows, columns = (rng.integers(-128, 128, (count, 1024), np.int8) for _ in range(2))
+    rows[0], columns[0, :512], columns[0, 512:] = -128, -1, 0  # uint8: 255 and 0
+    return {"sums": sums.astype(np.int32).view(np.float32), "rows": rows, "columns": columns}
 
 
 def _rounded(exact: Fraction, sign: int) -> Fraction | int:
@@ -116,6 +127,17 @@ def test_the_model_equals_exact_arithmetic(tmp_path: Path) -> None:
         assert found[k, 16 * r + c].tobytes() == wanted.tobytes(), (k, r, c)
 
 
+def test_sums_of_int8_products_are_exact_modulo_2_to_the_32nd(tmp_path: Path) -> None:
+    given = _random_bytes(20, 3)
+    found = _multiply(tmp_path, model=True, **given).view(np.int32).reshape(-1, 16, 16)
+    rows = given["rows"].reshape(-1, 16, 64).astype(np.int64)
+    columns = given["columns"].view(np.uint8).reshape(-1, 16, 16, 4).swapaxes(2, 3)
+    before = given["sums"].view(np.int32).reshape(-1, 16, 16)
+    exact = before + rows @ columns.reshape(-1, 64, 16).astype(np.int64)
+    assert (np.abs(exact) > 2**31).any()
+    np.testing.assert_array_equal(found, exact.astype(np.int32))
+
+
 def test_infinity_and_nan(tmp_path: Path) -> None:
     given = {
         "sums": np.zeros((1, 256), np.float32),
@@ -155,10 +177,13 @@ def test_a_number_is_tiny_if_it_is_below_the_normal_numbers_after_rounding(tmp_p
     assert found[:2, 0].tolist() == [0, 2.0**-126]
 
 
-def test_the_instruction_equals_the_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("draw", [_random, _random_bytes])
+def test_the_instruction_equals_the_model(
+    tmp_path: Path, draw: Callable[[int, int], dict[str, np.ndarray]]
+) -> None:
     cpuinfo = Path("/proc/cpuinfo")
     if not (cpuinfo.exists() and "amx_bf16" in cpuinfo.read_text()):
         pytest.skip("this processor has no AMX")
-    given = _random(2000, 2)
+    given = draw(2000, 2)
     ours, theirs = (_multiply(tmp_path, model=model, **given) for model in (True, False))
     assert ours.tobytes() == theirs.tobytes()
