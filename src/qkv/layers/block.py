@@ -473,7 +473,8 @@ class _Forward:
             more |= {"cu": options.get("cu"), "real": self._real}
         elif part == "cross_attn":
             more |= {name: options.get(name) for name in ("cache", "lengths", "top_k")}
-        if x is not None and next(iter(layer.parameters.values())).itemsize == 2:  # half precision
+        half = x is not None and next(iter(layer.parameters.values())).dtype.itemsize == 2
+        if half:
             read = base.to_bfloat16_like(read, layer.parameters)
         out: Array
         last = tuple(name for name in last if name in self._parts)

@@ -10,7 +10,7 @@ import pytest
 from qkv.circuits import copying_scores
 from qkv.models import ModelError, load
 from qkv.models.files._gguf import _BLOCKS, dequantize, read_gguf
-from qkv.ops import StoredMatrix
+from qkv.ops import BlockMatrix, StoredMatrix
 from qkv.ops.kernel import VARIANTS, backend
 
 from ..gguf_files import BYTE_LEVEL, BYTE_TOKENS, TEMPLATE, gguf, write, write_llama
@@ -393,6 +393,16 @@ def test_matrices_stay_in_blocks(tmp_path, kind):
     assert backend() == "numpy" or (found != expected).any()
     new, other = (one.generate([[3, 70, 9]], max_new_tokens=8)[0].ids for one in (model, plain))
     assert new == other
+
+
+def test_forward_passes_read_no_whole_matrix(tmp_path, monkeypatch):
+    model = load(write_in_blocks(tmp_path / "a.gguf", "Q4_1"), dtype="int8")
+    expected = model(IDS).logits
+    if backend() == "numpy":
+        pytest.skip("NumPy multiplies float32 values")
+    monkeypatch.setattr(BlockMatrix, "read", None)
+    np.testing.assert_array_equal(model(IDS).logits, expected)
+    model.generate([[3, 70, 9]], max_new_tokens=3)
 
 
 def test_what_else_a_model_in_blocks_does(tmp_path):
