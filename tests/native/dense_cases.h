@@ -1,4 +1,4 @@
-// Calls of linear layers.
+// Calls of linear layers, with weights as floats, in int8 or in blocks.
 #pragma once
 
 #include "case.h"
@@ -8,11 +8,11 @@ namespace qkv {
 struct LinearCase : Case {
   Linear l;
   Block weight, x, bias, gate, residual, y, expected, allowed, more, scales;
-  int64_t in_step, out_step, y_start;
+  int64_t in_step, out_step, kind;  // the kind of blocks, or -1
 
   LinearCase(File& file, bool shifted) {
     for (int64_t* n : {&l.rows, &l.in, &l.out, &in_step, &out_step, &l.x_step, &l.gate_step,
-                       &l.residual_step, &l.y_step})
+                       &l.residual_step, &l.y_step, &kind})
       *n = file.whole();
     l.type = l.y_type = Type(file.whole());
     l.activation = Activation(file.whole());
@@ -34,18 +34,23 @@ struct LinearCase : Case {
 
   void run(const Where& where) override {
     if (!where.variant.linear) return;
-    size_t bytes = where.variant.packed_bytes(l.in, l.out, l.packed_type);
+    size_t bytes = kind < 0 ? where.variant.packed_bytes(l.in, l.out, l.packed_type)
+                            : where.variant.block_bytes(l.in, l.out, kind);
     std::unique_ptr<void, void (*)(void*)> packed(
         ::operator new(bytes, std::align_val_t(64)),
         [](void* memory) { ::operator delete(memory, std::align_val_t(64)); });
     std::memset(packed.get(), 0xff, bytes);  // NaN
-    if (l.packed_type == Type::int8)
+    if (kind >= 0 && int64_t(bytes) != weight.count) return where.fail("blocks are not of the size that they need");
+    if (kind >= 0)
+      std::memcpy(packed.get(), weight.data, bytes);
+    else if (l.packed_type == Type::int8)
       where.variant.pack_int8(weight.as<int8_t>(), more.as<int8_t>(), in_step, out_step, scales.as<float>(), l.in, l.out,
                               packed.get(), where.threads);
     else
       where.variant.pack(weight.data, in_step, out_step, l.in, l.out, l.type, packed.get(), where.threads);
     l.packed = packed.get();
-    where.variant.linear(l, where.threads);
+    if (kind >= 0) where.variant.multiply_blocks(l, kind, where.threads);
+    else where.variant.linear(l, where.threads);
 
     int64_t size = bytes_of(l.type);
     std::vector<uint8_t> mine(size_t(y.count), 0);

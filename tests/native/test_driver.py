@@ -19,7 +19,9 @@ from activations import FORMULAS
 from attend.cases import Case
 from attend.drawn import BFLOAT16, F16, F32, draw
 from attend.support import numbers
+from ops.drawn_blocks import drawn as drawn_blocks, quantized
 from qkv.ops._adamw import adamw
+from qkv.ops._blocks import BLOCK_KINDS
 from qkv.ops._int8_rows import multiply_int8, to_digits
 from qkv.ops._loss import cross_entropy
 from qkv.ops._norm import norm_grad
@@ -86,6 +88,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
                     *gradients(),
                     *linear(),
                     *in_int8(),
+                    *in_blocks(),
                     *training(),
                 ]
             )
@@ -368,6 +371,26 @@ def in_int8() -> list[bytes]:
         given = {"expected": expected, "allowed": np.zeros_like(expected)}
         name = f"int8 {seed}: ({rows}, {columns}) @ ({columns}, {out})"
         found.append(writer.linear_case(name, x, digits.T, more=more.T, scales=scales, **given))
+    return found
+
+
+def in_blocks() -> list[bytes]:
+    """Return cases of products with quantized blocks of each kind."""
+    found = []
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        kind = list(BLOCK_KINDS)[seed % len(BLOCK_KINDS)]
+        rows, out = int(rng.choice([1, 2, 5, 7, 13, 70, 130])), int(rng.choice([1, 31, 32, 33, 97]))
+        drawing = drawn_blocks(kind, out)
+        values = drawing.values()
+        x = rng.standard_normal((rows, len(values))).astype(np.float32)
+        x[:, :32] *= rng.choice([1e-3, 1, 1e-20, 50])
+        bias = rng.standard_normal(out).astype(np.float32)
+        used = quantized(x)
+        allowed = 4e-6 * (np.abs(used) @ (np.abs(values) + np.abs(drawing.least.T)) + 1)
+        given = {"bias": bias, "expected": used @ values + bias, "allowed": allowed}
+        name = f"blocks {seed}: {kind} ({rows}, {len(values)}) @ ({len(values)}, {out})"
+        found.append(writer.linear_case(name, x, drawing.matrix, **given))
     return found
 
 

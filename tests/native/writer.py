@@ -18,6 +18,7 @@ from qkv.attend._grouped import Grouped, group_call
 from qkv.attend._native import Outputs
 from qkv.attend.arguments import Call, check_call
 from qkv.ops import activation
+from qkv.ops._blocks import BlockMatrix
 
 TYPES = {
     np.dtype(bool): 0,
@@ -366,7 +367,7 @@ def _attention(
 def linear_case(
     name: str,
     x: Array,
-    weight: Array,
+    weight: Array | BlockMatrix,
     *,
     bias: Array | None = None,
     activation: str | None = None,
@@ -380,7 +381,8 @@ def linear_case(
 ) -> bytes:
     """Return the bytes of a call that computes `activation(x @ weight + bias) * gate + residual`.
 
-    If `weight` is int8, `more` holds its second digits, and `scales` the scales of its columns.
+    If `weight` is int8, `more` holds its second digits, and `scales` the scales of its columns. A
+    weight in blocks is written as it is packed.
 
     The shape of `x` is `(rows, in)`. The shape of `weight` is `(in, out)`, with any strides. The
     shape of `bias` is `(out,)`. All other arrays have the shape `(rows, out)`.
@@ -393,13 +395,18 @@ def linear_case(
         return block() if array is None else block(_memory(array))
 
     y = _output((len(x), weight.shape[1]), x.dtype, gap)
+    kind, plain, steps = -1, weight, (0, 0)
+    if isinstance(weight, BlockMatrix):
+        kind, plain = weight.code, weight.packed
+    else:
+        steps = step(weight, 0), step(weight, 1)
     return b"".join(
         [
             heading(1, name),
-            whole(*x.shape, weight.shape[1], step(weight, 0), step(weight, 1)),
-            whole(*(step(array) for array in (x, gate, residual, y))),
+            whole(*x.shape, weight.shape[1], *steps),
+            whole(*(step(array) for array in (x, gate, residual, y)), kind),
             whole(TYPES[x.dtype], ACTIVATIONS.index(activation)),
-            *(memory(array) for array in (weight, x, bias, gate, residual, y)),
+            *(memory(array) for array in (plain, x, bias, gate, residual, y)),
             block(expected, np.float64),
             block(allowed, np.float64),
             memory(more),
