@@ -121,6 +121,18 @@ def test_edits_read_activations_in_the_dtype_of_the_model(tmp_path: Path) -> Non
     assert edited.ids == model.generate([5, 6, 7], max_new_tokens=3, edit=edits).ids
 
 
+def test_a_value_that_float16_cannot_hold_is_an_error(tmp_path: Path) -> None:
+    model = gpt2(tmp_path / "random", seed=1, eos_token_id=None)
+    name = "blocks.0.attn.v_proj.bias"
+    model.parameters[name] = np.full_like(model.parameters[name], 1e5)
+    for dtype in (None, "bfloat16"):
+        model.cache_dtype = dtype
+        assert len(model.generate([5, 6], max_new_tokens=2).ids) == 2
+    model.cache_dtype = "float16"
+    with pytest.raises(FloatingPointError, match="logits after 2 tokens are not finite"):
+        model.generate([5, 6], max_new_tokens=2)
+
+
 @pytest.mark.parametrize("value", ["int8", "float32", 16, object()])
 def test_other_dtypes_are_an_error(value: object, tmp_path: Path) -> None:
     model = gpt2(tmp_path / "random", seed=1)
