@@ -58,6 +58,7 @@ def test_an_unknown_argument_names_the_nearest() -> None:
 
 
 def test_the_signatures_stay_as_they_are() -> None:
-    assert [*inspect.signature(qkv.load).parameters] == ["name_or_path", "revision", "dtype"]
+    names = ["name_or_path", "revision", "dtype", "cache_dtype"]
+    assert [*inspect.signature(qkv.load).parameters] == names
     assert not {*inspect.signature(qkv.load).parameters} & {*LOADING}
     assert not {*inspect.signature(Model.generate).parameters} & {*GENERATING}

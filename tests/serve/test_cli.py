@@ -39,6 +39,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["--port", "70000"], "70000"),
         (["--cache-dtype", "int8"], "'int8' is not one of"),
         (["--cache-dtype", "float16"], "cache_dtype is not for books"),
+        (["--dtype", "int4"], "'int4' is not one of"),
     ],
 )
 def test_invalid_arguments_print_a_one_line_error(arguments: list[str], said: str) -> None:

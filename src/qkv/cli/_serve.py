@@ -2,13 +2,14 @@
 
 import click
 
-from qkv.cli._options import cache_dtype_option, model_option
+from qkv.cli._options import cache_dtype_option, dtype_option, model_option
 from qkv.cli._output import say
 from qkv.files import ordinary
 
 
 @click.command()
 @model_option
+@dtype_option
 @cache_dtype_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address of the server.")
 @click.option(
@@ -29,6 +30,7 @@ from qkv.files import ordinary
 @click.option("--no-key", is_flag=True, help="Answer requests that have no API key.")
 def serve(
     model: str | None,
+    dtype: str | None,
     cache_dtype: str | None,
     host: str,
     port: int,
@@ -69,7 +71,7 @@ def serve(
                 f"--allow-host {name!r}: give a host name or an IP address (IPv6 in [brackets])"
             ) from None
     key = None if key_file is None else read_key(key_file)
-    used = load(model, cache_dtype=cache_dtype)
+    used = load(model, dtype=dtype, cache_dtype=cache_dtype)
     settings = Settings(host=host, port=port, allowed_hosts=hosts, key=key)
     run(used, settings, lambda address: say(f"{used.name} at {address} (Ctrl-C ends it)"))
 

@@ -5,8 +5,8 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from qkv.models.families import FAMILIES, design_of, towers
 from qkv.models.families.static_embedding import read_static
 from qkv.models.files import (
     Pixels,
+    Stored,
     Tensors,
     configure,
     gguf_config,
@@ -32,7 +33,6 @@ from qkv.models.files import (
     gguf_sentence,
     gguf_tensors,
     gguf_tokenizer,
-    header,
     read,
     read_gguf,
     read_notices,
@@ -140,28 +140,28 @@ def load(
         name = Path(name).expanduser().resolve().name.removesuffix(".gguf")
     try:
         model = _read(folder, name, kind) if folder.is_dir() else _of_gguf(folder, name, kind)
-        for one in model.all_routes():
-            one.prepare()
         return _with_cache_dtype(model, cache_dtype)
     except read.ModelError as error:
         raise read.ModelError(read.plain(f"load: {message(error)}", 2000)) from error
+
+
+@contextmanager
+def _naming_memory(name: str, stored: Tensors, kind: DType | None) -> Iterator[None]:
+    """Inside the `with` block, let an error for lack of memory say how much the model needs."""
+    try:
+        yield
     except MemoryError as error:
-        raise MemoryError(_lack_of_memory(folder, name, kind)) from error
+        raise MemoryError(_lack_of_memory(name, list(stored.values()), kind)) from error
 
 
-def _lack_of_memory(path: Path, name: str, kind: DType | None) -> str:
+def _lack_of_memory(name: str, tensors: Sequence[Stored], kind: DType | None) -> str:
     """Return the error for a model that does not fit into memory."""
-    if path.is_dir():
-        files = [header(file) for file in path.rglob("*.safetensors")]
-        tensors = [tensor for file in files for tensor in file.values()]
-    else:
-        tensors = list(read_gguf(path).tensors.values())
     count = sum(math.prod(tensor.shape) for tensor in tensors)
     matrices = [tensor for tensor in tensors if len(tensor.shape) > 1]
     is_narrow = variant() is not None and all(tensor.narrow for tensor in matrices)
     sizes = {"float64": 8 * count, "float32": 2 * count if is_narrow else 4 * count}
     sizes |= {"bfloat16": 2 * count, "int8": 2 * count}
-    if path.is_file():
+    if any(tensor.is_between_blocks for tensor in tensors):
         sizes["int8"] = sum(tensor.raw.nbytes for tensor in tensors)
     about = {dtype: f"about {size / 1e6:,.1f} MB" for dtype, size in sizes.items()}
     dtype = "float32" if kind is None else kind.name
@@ -170,8 +170,8 @@ def _lack_of_memory(path: Path, name: str, kind: DType | None) -> str:
     if sizes[small] < sizes[dtype]:
         way_out = f"give dtype={small!r} ({about[small]})"
     return (
-        f"load: not enough memory: {name} has {count:,} parameters, {about[dtype]} in {dtype}: "
-        f"{way_out}"
+        f"load: not enough memory: {name} has {count:,} parameters, {about[dtype]} with "
+        f"dtype={kind and kind.name!r}: {way_out}"
     )
 
 
@@ -227,7 +227,8 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: DType | None) -
             _warn(f"{home / file}: it is {what}")
     bare = not isinstance(design, DualDesign) and design.head is None
     design = _with_what_is_there(design, names, tensors)
-    weights = read_weights(names, design, tensors, kind)
+    with _naming_memory(name, tensors, kind):
+        weights = read_weights(names, design, tensors, kind)
     if bare:
         _warn_of_left_out(Config(values, str(home / read.CONFIG)), weights)
     tokenizer = _tokenizer(home / read.TOKENIZER, lowercase=sentence.lowercase)
@@ -239,7 +240,7 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: DType | None) -
     elif isinstance(design, DualDesign):
         looks = Pixels.read(home, design.vision)
         made = partial(DualEncoder, pixels=looks, towers=towers(values, home / read.CONFIG))
-    return made(
+    model = made(
         name=name,
         config=values,
         design=design,
@@ -251,6 +252,9 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: DType | None) -
         else None,
         notices=read_notices(folder),
     )
+    with _naming_memory(name, tensors, kind):
+        model.prepare()
+    return model
 
 
 def _of_gguf(path: Path, name: str, kind: DType | None) -> Model:
@@ -258,12 +262,14 @@ def _of_gguf(path: Path, name: str, kind: DType | None) -> Model:
     file = read_gguf(path)
     config = gguf_config(file, FAMILIES)
     design, names = design_of(config, path)
-    weights = read_weights(names, design, gguf_tensors(file, names), kind)
+    tensors = gguf_tensors(file, names)
+    with _naming_memory(name, tensors, kind):
+        weights = read_weights(names, design, tensors, kind)
     parts, sentence = gguf_tokenizer(file), gguf_sentence(file)
     tokenizer = None if parts is None else _make_tokenizer(path, lambda: _of_parts(parts))
     if tokenizer is not None:
         configure(tokenizer, sentence.tokenizer_config(), path, config["model_type"])
-    return Model(
+    model = Model(
         name=name,
         config=config,
         design=design,
@@ -272,6 +278,9 @@ def _of_gguf(path: Path, name: str, kind: DType | None) -> Model:
         sentence=sentence,
         generation=gguf_generation(file),
     )
+    with _naming_memory(name, tensors, kind):
+        model.prepare()
+    return model
 
 
 def _static(folder: Path, name: str, sentence: Sentence, kind: DType | None) -> Model:
