@@ -97,6 +97,41 @@ struct UnitQ6_K {
   QKV_INLINE Floats minimum(int, int) const { return Floats{}; }
 };
 
+// One part of a unit with its numbers as pairs and its scales as floats, for PANEL columns. The sums are the
+// same to the bit. If several tiles of rows read the units of K types, it is faster to unpack them once.
+template <int OF_HALVES, int ZERO, bool HAS_MINIMUM>
+struct Unpacked {
+  static constexpr int PARTS = 1, HALVES = OF_HALVES, FROM = ZERO;
+  static constexpr bool MINIMUM = HAS_MINIMUM;
+  uint32_t words[PAIRS][PANEL];
+  float scales[HALVES][PANEL], minima[HAS_MINIMUM ? PANEL : 0];
+  QKV_INLINE const Unpacked& part(int) const { return *this; }
+  QKV_INLINE void pairs(int w, int c, Words (&to)[4]) const {
+    QKV_UNROLL for (int s = 0; s < 4; ++s) to[s] = load_as<Words>(words[4 * w + s] + c);
+  }
+  QKV_INLINE Floats scale(int, int half, int c) const { return load(scales[half] + c); }
+  QKV_INLINE Floats minimum(int, int c) const { return load(minima + c); }
+};
+template <class Unit>
+using UnpackedOf = Unpacked<Unit::HALVES, Unit::FROM, Unit::MINIMUM>;
+
+// Unpacks the PANEL columns from c.
+template <class Unit>
+inline void unpack(const Unit* from, int64_t units, int c, UnpackedOf<Unit>* to) {
+  for (const Unit* end = from + units; from != end; ++from)
+    for (int part = 0; part < Unit::PARTS; ++part, ++to)
+      for (int v = 0; v < PANEL; v += WIDTH) {
+        for (int w = 0; w < 4; ++w) {
+          Words q[4];
+          from->part(part).pairs(w, c + v, q);
+          for (int s = 0; s < 4; ++s) std::memcpy(to->words[4 * w + s] + v, &q[s], sizeof q[s]);
+        }
+        for (int half = 0; half < Unit::HALVES; ++half)
+          store(to->scales[half] + v, from->scale(part, half, c + v));
+        if constexpr (Unit::MINIMUM) store(to->minima + v, from->minimum(part, c + v));
+      }
+}
+
 // A row of x as whole numbers. Pair 4 * w + s has the numbers first and first + 2 of the block, where
 // `first` is 4 * w + 16 * (s % 2) + s / 2.
 struct QuantizedBlock {
@@ -165,8 +200,9 @@ void multiply_block_tile(const QuantizedBlock* x, int64_t step, const void* pack
   QKV_UNROLL for (int r = 0; r < ROWS; ++r) total[r][0] = total[r][1] = Floats{};
   for (const Unit* end = unit + units; unit != end; ++unit)
     for (int part = 0; part < Unit::PARTS; ++part, ++x) {
-      QKV_UNROLL for (int at = 0; at < int(sizeof(Unit)) / Unit::PARTS; at += 64)
-        __builtin_prefetch(reinterpret_cast<const char*>(unit) + part * (sizeof(Unit) / Unit::PARTS) + at + FETCH);
+      constexpr int bytes = std::is_same_v<Unit, UnpackedOf<Unit>> ? 0 : int(sizeof(Unit)) / Unit::PARTS;
+      QKV_UNROLL for (int at = 0; at < bytes; at += 64)
+        __builtin_prefetch(reinterpret_cast<const char*>(unit) + part * bytes + at + FETCH);
       Ints sums[ROWS][Unit::HALVES][2];
       add_pairs<Unit, ROWS>(*unit, part, c, x, step, sums);
       QKV_UNROLL for (int v = 0; v < 2; ++v) {
@@ -210,6 +246,7 @@ void multiply_all_blocks(const Linear& p, int threads) {
   std::atomic<int64_t> next{0};
   on_threads(threads, [&](int) {
     Buffer<QuantizedBlock> copy;
+    Buffer<UnpackedOf<Unit>> unpacked;
     alignas(64) float sums[BLOCK_TILE * PANEL];
     int64_t held = -1;  // the chunk that the copy holds
     for (int64_t task; (task = next++) < chunks * groups;) {
@@ -227,9 +264,17 @@ void multiply_all_blocks(const Linear& p, int threads) {
       for (int64_t panel = panels * group / groups; panel < panels * (group + 1) / groups; ++panel) {
         const int64_t column = panel * PANEL;
         const Unit* w = static_cast<const Unit*>(p.packed) + column / COLUMNS * units;
+        const int c = int(column % COLUMNS);
+        const bool unpacks = Unit::PARTS > 1 && tiles > 1;
+        if (unpacks) {
+          unpacked.need(size_t(blocks));
+          unpack(w, units, c, unpacked.data());
+        }
         for (int64_t tile = 0; tile < tiles; ++tile) {
           const int64_t at = rows * tile / tiles, count = rows * (tile + 1) / tiles - at;
-          block_tile_for<Unit>(count)(copy.data() + at * blocks, blocks, w, units, int(column % COLUMNS), sums);
+          const QuantizedBlock* x = copy.data() + at * blocks;
+          if (unpacks) block_tile_for<UnpackedOf<Unit>>(count)(x, blocks, unpacked.data(), blocks, 0, sums);
+          else block_tile_for<Unit>(count)(x, blocks, w, units, c, sums);
           finish_tile(p, sums, first + at, count, panel);
         }
         worked(rows * PANEL * p.in);

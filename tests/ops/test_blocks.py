@@ -66,8 +66,9 @@ def test_bias_activation_gate_and_residual() -> None:
     close(found, expected, 1e-5)
 
 
-def test_results_depend_on_neither_threads_nor_other_rows() -> None:
-    matrix, x = drawn("Q6_K").matrix, numbers(130, 512)
+@pytest.mark.parametrize("kind", ["Q4_1", "Q4_K", "Q6_K"])
+def test_results_depend_on_neither_threads_nor_other_rows(kind: str) -> None:
+    matrix, x = drawn(kind).matrix, numbers(130, WIDTHS[kind])
     whole = linear(x, matrix)
     if variant() is not None:
         np.testing.assert_array_equal(linear(x[7:8], matrix), whole[7:8])
