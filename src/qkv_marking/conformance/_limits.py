@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
@@ -10,31 +10,7 @@ from typing import Any, NamedTuple, cast
 from qkv_marking.conformance._runs import CaseResult
 from qkv_marking.conformance.read_cases import POSITIONAL, Case
 
-_LENGTHS = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    7,
-    8,
-    15,
-    16,
-    17,
-    31,
-    32,
-    33,
-    48,
-    63,
-    64,
-    65,
-    96,
-    127,
-    128,
-    129,
-    256,
-    257,
-)
+_LENGTHS = (*range(1, 9), 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 256, 257)
 # the sizes to try, keyed by the field of `Case`
 _TRIED = MappingProxyType(
     {
@@ -44,6 +20,7 @@ _TRIED = MappingProxyType(
         "S": _LENGTHS,
     }
 )
+_TOGETHER = MappingProxyType({"d": ("d", "dv"), "B": ("B",), "L": ("L",), "S": ("S",)})
 # a function that takes all of these sizes (B, L, S, d) has no limits
 _FIRST = (
     *((1, 1, 1, 1), (2, 5, 5, 8), (3, 3, 7, 3), (2, 7, 3, 6), (1, 4, 257, 40), (1, 129, 5, 128)),
@@ -69,13 +46,12 @@ class _Sizes(NamedTuple):
 
     def nearest(self, size: int) -> int:
         """Return the smallest accepted size that is not below `size`, or the largest one."""
-        top = max(self.accepted)
-        if self.step:
-            size = max(min(self.accepted), -(-size // self.step) * self.step)
-            return (
-                size if top == max(n for n in self.tried if n % self.step == 0) else min(size, top)
-            )
-        return min((n for n in self.accepted if n >= size), default=top)
+        low, top = min(self.accepted), max(self.accepted)
+        if not self.step:
+            return min((n for n in self.accepted if n >= size), default=top)
+        size = max(low, -(-size // self.step) * self.step)
+        has_top = any(n > top and n % self.step == 0 for n in self.tried)
+        return min(size, top) if has_top else size
 
     def says(self, name: str) -> str:
         """Describe the sizes, for example "d is a multiple of 8"."""
@@ -90,18 +66,16 @@ class _Sizes(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """The limits of a function: the sizes that it accepts, and how L and S must be related."""
+    """The limits of a function: the sizes that it accepts, and whether L must equal S."""
 
     sizes: Mapping[str, _Sizes]
-    relation: str = ""  # "L = S", "L <= S", "L >= S" or ""
+    square: bool = False
 
     def fit(self, case: Case) -> Case:
         """Return the case with sizes that the function takes; sizes of 0 stay 0."""
         L, S = case.L, case.S
-        if L and S and self.relation:
-            low, top = min(L, S), max(L, S)
-            top = min(top, max(low, _LONGEST)) if self.relation == "L = S" else top
-            L, S = {"=": (top, top), "<=": (low, top), ">=": (top, low)}[self.relation.split()[1]]
+        if L and S and self.square:
+            L = S = max(min(L, S), min(max(L, S), _LONGEST))
         sizes: dict[str, Any] = {"B": case.B, "L": L, "S": S, "d": case.d, "dv": case.dv}
         for name, size in sizes.items():
             accepted = self.sizes.get(name[0])
@@ -114,8 +88,8 @@ class Limits(NamedTuple):
 
     def says(self) -> tuple[str, ...]:
         """Describe the limits, for example `("d is 64, 96 or 128", "L = S")`."""
-        relation = [self.relation] if self.relation else []
-        return (*(sizes.says(name) for name, sizes in self.sizes.items()), *relation)
+        sizes = (sizes.says(name) for name, sizes in self.sizes.items())
+        return (*sizes, *["L = S"] * self.square)
 
 
 def find_limits(run: Callable[[Case], CaseResult], dtype: str) -> Limits | None:
@@ -145,33 +119,14 @@ def find_limits(run: Callable[[Case], CaseResult], dtype: str) -> Limits | None:
     if base is None:
         return None
 
-    def find_accepted(at: Case, *names: str) -> _Sizes:
+    def find_accepted(*names: str) -> _Sizes:
         tried = _TRIED[names[0]]
-        cases = {n: replace(at, **cast(Any, dict.fromkeys(names, n))) for n in tried}
+        cases = {n: replace(base, **cast(Any, dict.fromkeys(names, n))) for n in tried}
         return _Sizes(tuple(n for n, case in cases.items() if takes(case)), tried)
 
-    found = {"d": find_accepted(base, "d", "dv"), "B": find_accepted(base, "B")}
-    found |= {"L": find_accepted(base, "L"), "S": find_accepted(base, "S")}
-    relation = ""
-    if base.L == base.S:
-        both, n = find_accepted(base, "L", "S"), base.L
-        fewer_keys = _beyond(found["L"].accepted, n) or _beyond(found["S"].accepted, n, -1)
-        more_keys = _beyond(found["S"].accepted, n) or _beyond(found["L"].accepted, n, -1)
-        if not fewer_keys and not more_keys:
-            relation, found["L"], found["S"] = "L = S", both, both
-        elif not (fewer_keys and more_keys):
-            relation = "L <= S" if more_keys else "L >= S"
-            short, long = ("L", "S") if more_keys else ("S", "L")
-            found[short] = find_accepted(
-                replace(base, **cast(Any, {long: max(both.accepted)})), short
-            )
-            found[long] = find_accepted(
-                replace(base, **cast(Any, {short: min(found[short].accepted)})), long
-            )
+    found = {name: find_accepted(*names) for name, names in _TOGETHER.items()}
+    square = found["L"].accepted == found["S"].accepted == (base.L,)
+    if square:
+        found["L"] = found["S"] = find_accepted("L", "S")
     limited = {name: sizes for name, sizes in found.items() if sizes.accepted != sizes.tried}
-    return Limits(limited, relation)
-
-
-def _beyond(sizes: Iterable[int], n: int, sign: int = 1) -> bool:
-    """Is a size above n, or below n if `sign` is -1?"""
-    return any(sign * size > sign * n for size in sizes)
+    return Limits(limited, square)

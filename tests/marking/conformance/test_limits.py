@@ -31,8 +31,10 @@ FEATURES = ["plain", "causal", "q_offset", "softcap", "half precision", "strides
         (lambda B, L, S, d: d % 8 == 0, ("d is a multiple of 8",)),
         (lambda B, L, S, d: d % 8 == 0 and d <= 128, ("d is a multiple of 8 and at most 128",)),
         (lambda B, L, S, d: L == S, ("L = S",)),
-        (lambda B, L, S, d: L <= S and d <= 64, ("d is at most 64", "L <= S")),
-        (lambda B, L, S, d: L >= S, ("L >= S",)),
+        (
+            lambda B, L, S, d: L <= S and d <= 64,
+            ("d is at most 64", "L is at most 64", "S is at least 64"),
+        ),
         (lambda B, L, S, d: L == 1 and d == 64, ("d is 64", "L is 1")),
         (lambda B, L, S, d: B == 1 and S % 32 == 0, ("B is 1", "S is a multiple of 32")),
         (
