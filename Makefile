@@ -117,7 +117,7 @@ scale: $(VENV)/.dev ## test many workers: the same results as one process, also 
 bench: $(BENCH_VENV)/.bench $(VENV)/.kernel $(if $(filter serve,$(or $(ONLY),serve)),$(INFINITY_VENV)/.infinity) ## compare the speed with torch, onnxruntime, OpenVINO, CTranslate2 and llama.cpp: ONLY="prefill decode" THREADS=1 QUICK=1
 	$(BENCH_VENV)/bin/python -m benchmarks $(ONLY) $(THREADS:%=--threads %) $(if $(QUICK),--quick) $(if $(AGAIN),--again)
 
-conformance: $(CONFORMANCE_VENV)/.conformance ## judge the attention of torch, onnxruntime, OpenVINO, JAX and qkv, and write docs/conformance.md
+conformance: $(CONFORMANCE_VENV)/.conformance ## judge the attention of qkv and of other libraries, and write docs/conformance.md
 	$(CONFORMANCE_VENV)/bin/python -m benchmarks.conformance
 
 docs: $(VENV)/.docs ## build the documentation, executing every page and the notebooks of the course; test the scripts in training/
@@ -318,7 +318,7 @@ $(BENCH_VENV)/.bench: $(BENCH_VENV)/.made pyproject.toml | $(VENV)/.kernel
 
 # This environment too.
 $(CONFORMANCE_VENV)/.conformance: $(CONFORMANCE_VENV)/.made pyproject.toml | $(VENV)/.kernel
-	@echo "installing torch, onnxruntime, OpenVINO and JAX into $(CONFORMANCE_VENV)"
+	@echo "installing torch, onnxruntime, OpenVINO, JAX, MLX and Keras into $(CONFORMANCE_VENV)"
 	@$(INSTALL) $(CONFORMANCE_VENV)/bin/python $(TORCH)
 	@$(INSTALL) $(CONFORMANCE_VENV)/bin/python -C wheel.cmake=false -C wheel.py-api= --editable '.[conformance]'
 	@touch $@

@@ -95,7 +95,7 @@ def _flex() -> Callee:
 def _jax() -> Callee:
     jax: Any = need("jax", "jax")
 
-    def attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    def attend(query: Any, key: Any, value: Any, **options: Any) -> Any:
         query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
         if "window" in options:
             options["window"] = tuple(_FAR if x is None else x for x in options["window"])
@@ -104,6 +104,14 @@ def _jax() -> Callee:
                 options[name] = options[name].astype(np.int32)
         named = {_JAX[name]: x for name, x in options.items()}
         return jax.nn.dot_product_attention(query, key, value, **named).swapaxes(1, 2)
+
+    # JAX otherwise compiles each operation separately for each shape
+    compiled = jax.jit(attend, static_argnames=("is_causal", "scale", "window"))
+
+    def attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        # on a CPU, JAX supports float16 only outside `jax.jit`
+        run = attend if query.dtype == np.float16 else compiled
+        return run(query, key, value, **options)
 
     says = f"jax {jax.__version__}, nn.dot_product_attention"
     names = _same(*_JAX)
@@ -245,8 +253,11 @@ def _openvino() -> Callee:
         names = ["query", "key", "value", "attention_mask", "scale"][: len(nodes)]
         node = opset.scaled_dot_product_attention(*map(nodes.get, names), causal=causal)
         model = ov.Model([node], [*nodes.values()], "sdpa")
-        hint = {"INFERENCE_PRECISION_HINT": "f32"} if kinds[0][1] == "float32" else {}
-        return ov.Core().compile_model(model, "CPU", hint)
+        # the default precision depends on the processor: for some, it is always bfloat16
+        core = ov.Core()
+        can_half = "FP16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        hint = "f16" if kinds[0][1] == "float16" and can_half else "f32"
+        return core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": hint})
 
     def attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
         inputs = {"query": query, "key": key, "value": value}
@@ -268,6 +279,49 @@ def _openvino() -> Callee:
     return Callee(attention, names, absent, arrays="numpy", aligned="start", says=says)
 
 
+def _mlx() -> Callee:
+    mx: Any = need("mlx.core", "conformance")
+
+    def attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        query, key, value = map(mx.array, (query, key, value))
+        mask, sinks = (
+            None if options.get(name) is None else mx.array(options[name])
+            for name in ("attn_mask", "sinks")
+        )
+        if options.get("is_causal"):
+            if mask is not None:
+                raise NotImplementedError("`mask` is either 'causal' or an array")
+            mask = "causal"
+        scale = options.get("scale", query.shape[-1] ** -0.5)
+        return np.array(
+            mx.fast.scaled_dot_product_attention(
+                query, key, value, scale=scale, mask=mask, sinks=sinks
+            )
+        )
+
+    says = f"mlx {mx.__version__}, fast.scaled_dot_product_attention"
+    names = _same("attn_mask", "is_causal", "scale", "sinks")
+    return Callee(attention, names, frozenset({"strides"}), "numpy", "end", says)
+
+
+def _keras() -> Callee:
+    keras: Any = need("keras", "conformance")
+
+    def attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
+        named = {_KERAS[name]: x for name, x in options.items()}
+        out = keras.ops.dot_product_attention(query, key, value, **named)
+        return keras.ops.convert_to_numpy(out).swapaxes(1, 2)
+
+    says = f"keras {keras.__version__}, ops.dot_product_attention, {keras.backend.backend()}"
+    names = _same(*_KERAS)
+    return Callee(attention, names, _NO_FLOAT_MASK | {"strides"}, "numpy", "start", says)
+
+
+_KERAS = MappingProxyType(
+    {"attn_mask": "mask", "bias": "bias", "is_causal": "is_causal", "scale": "scale"}
+)
+
 BUILT_IN: Mapping[str, Callable[[], Callee]] = MappingProxyType(
     {
         "torch.sdpa": _sdpa,
@@ -278,6 +332,8 @@ BUILT_IN: Mapping[str, Callable[[], Callee]] = MappingProxyType(
         "onnxruntime.MultiHeadAttention": _ort_multi_head,
         "openvino.sdpa": _openvino,
         "jax": _jax,
+        "mlx": _mlx,
+        "keras": _keras,
     }
 )
 
