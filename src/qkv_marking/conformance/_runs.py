@@ -132,7 +132,7 @@ def _drop_undocumented(case: Case) -> Case | None:
     """
     if case.poison:
         return replace(case, poison=False)
-    if case.feature != "gradient":
+    if result_names(case)[0] == "out":
         return None
     options = {
         name: value.replace(" blind", "") if isinstance(value, str) else value
@@ -217,9 +217,8 @@ def answer(case: Case, drawn: Drawn) -> Answer:
     if case.dtype in ("float16", "bfloat16"):
         bounds = _half_bounds(case, drawn, right, judged)
     arrays = tuple(parts(right, names))
-    return Answer(
-        names, arrays, tuple(bounds), judged, seen if every and not case.is_backward else None
-    )
+    defined = seen if every and names[0] == "out" else None
+    return Answer(names, arrays, tuple(bounds), judged, defined)
 
 
 def result_names(case: Case) -> tuple[str, ...]:
