@@ -104,7 +104,7 @@ class Runs:
             status = "wrong" if reply["slip"] else "refused"
             return CaseResult(case, status, message=f"it raises {reply['error']}")
         result = _judge(case, right, reply)
-        defined = _drop_undocumented(case) if result.status == "wrong" else None
+        defined = drop_undocumented(case) if result.status == "wrong" else None
         if defined is not None and self.run(defined).status == "right":
             result = replace(result, status="fragile")
         strict = self._strict and result.status == "fragile"
@@ -125,8 +125,8 @@ class Runs:
         self._process = None
 
 
-def _drop_undocumented(case: Case) -> Case | None:
-    """Return the call without masked NaN, or the gradient without rows that see nothing.
+def drop_undocumented(case: Case) -> Case | None:
+    """Return the call without masked NaN, or a backward pass without rows that see nothing.
 
     Return None for other calls. No library documents the results of these two kinds of call.
     """
@@ -138,7 +138,11 @@ def _drop_undocumented(case: Case) -> Case | None:
         name: value.replace(" blind", "") if isinstance(value, str) else value
         for name, value in case.options.items()
     }
-    return replace(case, options=options) if options != case.options else None
+    L, offset = case.L, options.get("q_offset")
+    if isinstance(offset, int) and offset == case.S - L < 0:
+        L, options["q_offset"] = case.S, 0
+    defined = replace(case, L=L, options=options)
+    return None if defined == case else defined
 
 
 def _judge(case: Case, right: "Answer", reply: Mapping[str, Any]) -> CaseResult:

@@ -125,7 +125,9 @@ def conform(
         if gradient is None and about["gradient"] is not None:
             about["gradient"] = {*about["gradient"]} - ignored
         fit = _fit_to(runs, about, aligned, limits)
-        cases = _cases([*plan_cases(dtypes, halves), *random(seed, _RANDOM, dtypes)], fit, chosen)
+        cases = _fit_cases(
+            [*plan_cases(dtypes, halves), *random(seed, _RANDOM, dtypes)], fit, chosen
+        )
         results = _all(runs, cases)
         causes = _find_causes(runs, results, fit, chosen)
         bad = [result for result in results if result.status == "wrong" and result not in causes]
@@ -257,7 +259,7 @@ _OF_POSITIONS: tuple[dict[str, Any], ...] = (
 )
 
 
-def _cases(plan: Iterable[Case], fit: _Fit, chosen: Collection[str]) -> list[Case]:
+def _fit_cases(plan: Iterable[Case], fit: _Fit, chosen: Collection[str]) -> list[Case]:
     """Return the cases that the function can take, without cases that became equal."""
     fitted = [case for case in map(fit, plan) if case is not None and case.feature in chosen]
     return [*{repr(replace(case, name="")): case for case in reversed(fitted)}.values()][::-1]

@@ -6,7 +6,8 @@ import pytest
 import qkv
 from qkv_marking.conformance._random_arrays import draw, values
 from qkv_marking.conformance._reference import run
-from qkv_marking.conformance.read_cases import plan_cases
+from qkv_marking.conformance._runs import drop_undocumented
+from qkv_marking.conformance.read_cases import Case, plan_cases
 
 CASES = [case for case in plan_cases(["float64"], []) if case.feature == "gradient"]
 CASES = [case.fit({*case.options}, "end", ()) or case for case in CASES]
@@ -93,3 +94,21 @@ def test_a_planted_mistake_is_named(how, said):
 def test_a_gradient_that_ignores_softcap_is_wrong():
     report = qkv.conform(qkv.attention, gradient=spoiled("softcap"), features=["gradient"])
     assert report.features == {"gradient": "wrong"}
+
+
+@pytest.mark.parametrize(
+    ("case", "without"),
+    [
+        (Case("gradient", options={"attn_mask": "bool BHLS blind"}), {"attn_mask": "bool BHLS"}),
+        (Case("gradient", options={"key_lengths": "B blind"}), {"key_lengths": "B"}),
+        (Case("gradient", L=5, S=3, options={"is_causal": True, "q_offset": -2}), {"q_offset": 0}),
+    ],
+)
+def test_a_gradient_is_fragile_only_if_it_is_right_without_rows_that_see_nothing(case, without):
+    right = run(values(case, draw(case)))
+    assert not right.seen.any(-1).all()
+    defined = drop_undocumented(case)
+    assert defined.options == {**case.options, **without}
+    assert run(values(defined, draw(defined))).seen.any(-1).all()
+    assert drop_undocumented(defined) is None
+    assert drop_undocumented(Case("gradient", L=7, S=3)) is None
