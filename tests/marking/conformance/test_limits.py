@@ -10,7 +10,7 @@ import qkv
 def limited(takes, spoil=lambda out: out):
     """Return attention that raises an error unless `takes(B, L, S, d)` is true."""
 
-    def attention(query, key, value, *, is_causal=False, q_offset=None, softcap=None):
+    def attention(query, key, value, *, is_causal=False, q_offset="end", softcap=None):
         B, _, L, d = query.shape
         if not takes(B, L, key.shape[2], d):
             raise NotImplementedError(f"head size {d} is not aligned to 8 elements")
