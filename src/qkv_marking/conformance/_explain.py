@@ -1,8 +1,8 @@
 """Find known defects that give the same results as a wrong function."""
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -15,15 +15,17 @@ from qkv_marking.conformance._runs import Answer, CaseResult, answer, parts
 _MAX_CASES = 120  # An explanation is compared with at most this many cases.
 _LARGE = 30_000  # To save time, cases with more array elements than this are skipped.
 _ROUNDING = 1e-5  # Allowed rounding error, relative to the largest number.
-# If the defects of earlier features explain more than 80% of the cases, no new defect is tried.
-_ENOUGH = 0.8
+# A name must explain this share of the wrong cases of a feature. The number of right cases of the
+# feature that it would make wrong is at most `_REFUTING` times the number of wrong cases.
+_ENOUGH, _REFUTING = 0.9, 0.7
 # A defect explains a wrong output only if adding the defect to the formula brings the formula's
 # result at least three times closer to this output.
 _CLOSER = 3.0
-# If a defect predicts only the size of the errors, `_score` limits the fraction of explained cases
-# to 0.6.
-_ROUGH = 0.6
-_LIKE = 3.0  # A defect that predicts an error of 0.1 explains errors below 0.3.
+_PAIRS = 3000  # the maximum number of pairs of defects to try
+_LIKE = 3.0  # A rough defect that predicts an error of 0.1 explains errors below 0.3.
+# A rough defect is named only if the mean |log(predicted error / error)| is below `_UNLIKE`, and by
+# `_CLEARLY` below that of all other rough defects.
+_UNLIKE, _CLEARLY = 0.7, 0.1
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,11 @@ class Explanation:
         says: the defects as text, such as "the kernel ignored softcap".
         defects: the short names of the defects.
         lines: pairs `(line of the formula, its replacement)`.
-        explains: `(explained, tried)`: the number of cases that the defects explain, and the number
-            of cases that were tried.
+        explains: `(explained, tried)`: the number of wrong cases that the defects explain, and the
+            number of wrong cases that were compared.
         beside: the names of features that were explained earlier. The explanation combines
             defects of these features with the new defects in `defects`.
+        feature: the feature that the defects belong to.
     """
 
     says: str
@@ -47,6 +50,7 @@ class Explanation:
     lines: tuple[tuple[str, str], ...]
     explains: tuple[int, int]
     beside: tuple[str, ...] = ()
+    feature: str = ""
 
 
 @dataclass
@@ -58,7 +62,8 @@ class _Seen:
     right: Answer
     error: float
     bound: float
-    known: dict[tuple[tuple[str, float | None], ...], bool] = field(default_factory=dict)
+    known: dict[tuple[Defect, ...], bool] = field(default_factory=dict)
+    shown: dict[tuple[Defect, ...], bool] = field(default_factory=dict)
 
     @classmethod
     def of(cls, result: CaseResult) -> "_Seen":
@@ -69,9 +74,14 @@ class _Seen:
             error, bound = right.worst(result.outputs)
         return cls(result, values(result.case, drawn), right, error, bound)
 
-    def shows(self, defect: Defect) -> bool:
-        """Does this defect alone make the result of the case wrong?"""
-        expected = _with((defect,), self.values)
+    def shows(self, candidates: tuple[Defect, ...]) -> bool:
+        """Do these defects, applied together, make the result of the case wrong?"""
+        if candidates not in self.shown:
+            self.shown[candidates] = self._shows(candidates)
+        return self.shown[candidates]
+
+    def _shows(self, candidates: tuple[Defect, ...]) -> bool:
+        expected = _with(candidates, self.values)
         if expected is None:
             return False
         predicted = parts(expected, self.right.names)
@@ -79,10 +89,9 @@ class _Seen:
 
     def is_explained_by(self, candidates: tuple[Defect, ...]) -> bool:
         """Do these defects, applied together, give the result of the case?"""
-        name = tuple((defect.key, defect.number) for defect in candidates)
-        if name not in self.known:
-            self.known[name] = self._is_explained_by(candidates)
-        return self.known[name]
+        if candidates not in self.known:
+            self.known[candidates] = self._is_explained_by(candidates)
+        return self.known[candidates]
 
     def unlike(self, candidates: tuple[Defect, ...]) -> float:
         """Return |log(predicted error / actual error)|, which is 0 if both errors are equal."""
@@ -106,8 +115,11 @@ class _Seen:
         if candidates[-1].rough and self.error > self.bound:
             return self.error < max(self.right.errors(predicted)) * _LIKE < np.inf
         closer = self.error / _CLOSER if self.result.status != "right" else np.inf
+        # float32 rounds large mask values
+        slack = max((abs(one.number or 0) for one in candidates if one.vague), default=0.0)
+        slack = min(slack * 2.0**-22, 0.01)
         return all(
-            _near(a, b, self.right.judged, 2 * bound, closer)
+            _near(a, b, self.right.judged, 2 * bound, closer, slack)
             for a, b, bound in zip(predicted, outputs, self.right.bounds, strict=True)
         )
 
@@ -121,11 +133,13 @@ def _differs(result: CaseResult) -> bool:
     )
 
 
-def _near(a: Array, b: Array, judged: Any, bound: float, most: float = np.inf) -> bool:
+def _near(
+    a: Array, b: Array, judged: Any, bound: float, most: float = np.inf, slack: float = 0
+) -> bool:
     """Are two arrays equal up to rounding in the rows that `judged` selects?"""
     a, b = a[judged], np.asarray(b, np.float64)[judged]
     largest = np.abs(a[np.isfinite(a)]).max(initial=0)
-    off = min(max(bound, _ROUNDING * largest), most)
+    off = min(max(bound, max(_ROUNDING, slack) * largest), most)
     return bool(np.allclose(a, b, rtol=0, atol=off, equal_nan=True))
 
 
@@ -156,11 +170,12 @@ class Explainer:
     def __init__(self, results: Sequence[CaseResult]) -> None:
         self.known: list[Defect] = []
         self._at: list[str] = []  # for each defect in `known`, the feature for which it was found
+        self._wrong = {result.feature for result in results if result.status == "wrong"}
         right: dict[str, list[CaseResult]] = {}
         for result in results:
-            if result.status == "right" and result.outputs:
+            if result.status == "right" and result.outputs and not result.case.visible:
                 right.setdefault(result.feature, []).append(result)
-        few = [result for group in right.values() for result in group[:: len(group) // 6 + 1]]
+        few = [result for group in right.values() for result in group[:: len(group) // 12 + 1]]
         self._right = [_Seen.of(result) for result in few if result.case.size()[1] < _LARGE]
 
     def explain(self, results: Sequence[CaseResult]) -> Explanation | None:
@@ -175,20 +190,24 @@ class Explainer:
         best = self._best(seen)
         if not best:
             return None
-        feature = results[0].feature
+        # the causal cases with q_offset are wrong too if a defect is typical of q_offset
+        feature = next((name for one in best for name in one.features if name in self._wrong), "")
+        feature = feature or results[0].feature
         new = [defect for defect in best if defect not in self.known]
         self.known += new
         self._at += [feature] * len(new)
         named = new or best
+        wrong_cases = [case for case in seen if case.result.status != "right"]
         known = zip(self.known, self._at, strict=True)
         beside = [at for defect, at in known if new and defect in best]
         changed = {name: line for defect in named for name, line in defect.filled.items()}
         return Explanation(
-            " and ".join(defect.words(seen[0].values) for defect in named),
+            " and ".join(self._words(defect, best, seen) for defect in named),
             tuple(defect.key for defect in named),
             tuple(((LINES | GRADIENT)[name], line) for name, line in changed.items()),
-            (sum(case.is_explained_by(best) for case in seen), len(seen)),
+            (sum(case.is_explained_by(best) for case in wrong_cases), len(wrong_cases)),
             tuple(dict.fromkeys(at for at in beside if at != feature)),
+            feature,
         )
 
     def known_at(self, result: CaseResult) -> str:
@@ -201,52 +220,87 @@ class Explainer:
         seen = _Seen.of(result)
         for candidates in _some(tuple(self.known)):
             if seen.is_explained_by(candidates):
-                return self._at[self.known.index(candidates[0])]
+                at = self._at[self.known.index(candidates[0])]
+                return at if at != result.feature else ""
         return ""
 
     def _best(self, seen: list[_Seen]) -> tuple[Defect, ...]:
-        """Return a small set of defects that explains the first case and most other cases."""
+        """Return a small set of defects that explains the first case and nearly all other cases."""
         known = tuple(defect for defect in self.known if not defect.rough)
-        steps: list[list[tuple[Defect, ...]]] = [
-            _some(known),
-            [(defect,) for defect in defects()],
-            [(*some, new) for some in _some(known) for new in defects() if new not in some],
-            [],
+        exact = [defect for defect in defects() if not defect.rough]
+        plain = [defect for defect in exact if not defect.when]
+        steps: list[Callable[[], list[tuple[Defect, ...]]]] = [
+            lambda: _some(known),
+            lambda: [(defect,) for defect in exact],
+            lambda: [(*some, new) for some in _some(known) for new in exact if new not in some],
+            lambda: (
+                [] if known else [*combinations([one for one in plain if seen[0].shows((one,))], 2)]
+            ),
         ]
-        best: tuple[Defect, ...] = ()
-        score = (0.0, 0.0, 0)
         for step in steps:
-            if step is steps[-1] and not best and not known:
-                exact = [defect for defect in defects() if not defect.rough]
-                step = [*itertools.combinations(filter(seen[0].shows, exact), 2)]
-            for candidates in step:
-                if not seen[0].is_explained_by(candidates):
-                    continue
-                new_score = self._score(candidates, seen)
-                if new_score > score:
-                    best, score = candidates, new_score
-            if score[:2] == (1.0, 1.0) or (step is steps[0] and score[1] > _ENOUGH):
-                break
-        return best
+            fitting = [some for some in step() if self._explains(some, seen)]
+            if fitting:
+                return max(fitting, key=lambda some: self._score(some, seen))
+        return self._best_rough(seen)
 
-    def _score(self, candidates: tuple[Defect, ...], seen: list[_Seen]) -> tuple[float, float, int]:
+    def _explains(self, candidates: tuple[Defect, ...], seen: list[_Seen]) -> bool:
+        """Do the defects explain nearly all wrong cases, and leave most right cases right?"""
+        if not seen[0].is_explained_by(candidates):
+            return False
+        wrong = [case for case in seen if case.result.status != "right"]
+        left = len(wrong) * (1 - _ENOUGH) + 1e-9  # the number of cases that need no explanation
+        for case in wrong:
+            left -= not case.is_explained_by(candidates)
+            if left < 0:
+                return False
+        right = [case for case in seen if case.result.status == "right" and case.shows(candidates)]
+        refuting = sum(not case.is_explained_by(candidates) for case in right)
+        return refuting <= _REFUTING * len(wrong)
+
+    def _score(self, candidates: tuple[Defect, ...], seen: list[_Seen]) -> tuple[float, bool, int]:
         """Return the score of a set of defects, a tuple of three numbers; a larger tuple is better.
 
-        Some cases test other features, and the function gives right results for them. The first
-        number is the fraction of these cases in which the formula with the defects also gives right
-        results. The second number is the fraction of the feature's cases that the defects explain.
-        The third number is `-n`. Here n is the number of changed lines. A defect can contain a
-        number, such as a tile size; each defect that contains a number adds 2 to n.
+        The first number is the fraction of explained cases, among the cases that tell the defects
+        apart from a right function. The second number tells whether the defects are typical of the
+        feature. The third number is `-n`. Here n is the number of changed lines; a number in a
+        defect, such as a tile size, adds 2 to n, and a condition adds 1.
         """
-        share = sum(case.is_explained_by(candidates) for case in seen) / len(seen)
-        if candidates[-1].rough:
-            unlike = float(np.mean([case.unlike(candidates) for case in seen]))
-            return 1.0, min(share, _ROUGH) - 0.1 * min(unlike, 1.0), 0
         feature = seen[0].result.feature
-        others = [case for case in self._right if case.result.feature != feature]
-        matches = [case.is_explained_by(candidates) for case in others] or [True]
-        lines = sum(len(defect.lines) + 2 * (defect.number is not None) for defect in candidates)
-        return sum(matches) / len(matches), share, -lines
+        cases = [*seen, *(case for case in self._right if case.result.feature != feature)]
+        telling = [
+            case for case in cases if case.result.status != "right" or case.shows(candidates)
+        ]
+        share = sum(case.is_explained_by(candidates) for case in telling) / len(telling)
+        numbers = sum(defect.number is not None and not defect.vague for defect in candidates)
+        lines = sum(len(defect.lines) + bool(defect.when) for defect in candidates)
+        typical = {feature, *self._wrong} if feature == "causal" else {feature}
+        is_typical = any(typical.intersection(defect.features) for defect in candidates)
+        return round(share, 3), is_typical, -lines - 2 * numbers
+
+    def _best_rough(self, seen: list[_Seen]) -> tuple[Defect, ...]:
+        """Return the defect whose errors are about as large as the function's, if only one is."""
+        if any(defect.rough for defect in self.known):
+            return ()
+        wrong = [case for case in seen if case.result.status != "right"]
+        unlike: dict[Defect, float] = {}
+        for defect in (one for one in defects() if one.rough):
+            if sum(case.is_explained_by((defect,)) for case in wrong) >= _ENOUGH * len(wrong):
+                unlike[defect] = float(np.mean([case.unlike((defect,)) for case in seen]))
+        best = min(unlike, key=lambda defect: unlike[defect], default=None)
+        if best is None or unlike[best] > _UNLIKE:
+            return ()
+        others = [value for defect, value in unlike.items() if defect.key != best.key]
+        return (best,) if all(value > unlike[best] + _CLEARLY for value in others) else ()
+
+    def _words(self, defect: Defect, best: tuple[Defect, ...], seen: list[_Seen]) -> str:
+        """Describe a defect; if other numbers fit as well as its number, do not give the number."""
+        score = self._score(best, seen)
+        for other in defects():
+            if defect.vague and other.key == defect.key and other != defect:
+                changed = tuple(other if one == defect else one for one in best)
+                if self._score(changed, seen) == score:
+                    return defect.says.format(number=defect.vague)
+        return defect.words(seen[0].values)
 
 
 def _spread(results: Sequence[CaseResult], count: int) -> list[CaseResult]:

@@ -4,6 +4,7 @@ import functools
 import tomllib
 from collections.abc import Mapping
 from importlib.resources import files
+from textwrap import indent
 from types import CodeType, MappingProxyType
 from typing import Any, NamedTuple
 
@@ -70,6 +71,7 @@ GRADIENT = MappingProxyType(
 )
 
 
+_ALL = MappingProxyType(LINES | GRADIENT)
 Lines = Mapping[str, str]  # lines of the formula, keyed by the name of the line
 
 
@@ -129,6 +131,9 @@ class Defect(NamedTuple):
         number: a number in the lines, such as a tile size, or None.
         rough: whether the formula predicts the size of the errors, but not the exact outputs. The
             exact outputs of such a defect depend on the order of summation.
+        vague: words that replace the number if several numbers give the same results.
+        when: the condition, in words, under which the kernel has the defect; "" for always.
+        features: the features of which the defect is typical.
     """
 
     key: str
@@ -136,6 +141,15 @@ class Defect(NamedTuple):
     lines: Lines
     number: float | None = None
     rough: bool = False
+    vague: str = ""
+    when: str = ""
+    features: tuple[str, ...] = ()
+
+    def __hash__(self) -> int:
+        return hash((self.key, self.number))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Defect) and (self.key, self.number) == (other.key, other.number)
 
     def run(self, values: Mapping[str, Any], beside: Lines | None = None) -> Expected:
         """Run the formula; this defect and `beside` replace some of its lines."""
@@ -144,11 +158,8 @@ class Defect(NamedTuple):
     @property
     def filled(self) -> dict[str, str]:
         """The lines, in which the placeholder NUMBER is replaced by `number`."""
-        if self.number is None:
-            return dict(self.lines)
-        return {
-            name: line.replace("NUMBER", f"{self.number:g}") for name, line in self.lines.items()
-        }
+        number = "" if self.number is None else f"{self.number:.9g}"
+        return {name: line.replace("NUMBER", number) for name, line in self.lines.items()}
 
     def words(self, values: Mapping[str, Any]) -> str:
         """Return the text `says` with the numbers of a case filled in.
@@ -168,14 +179,31 @@ class Defect(NamedTuple):
 def defects() -> tuple[Defect, ...]:
     """Return all known defects, most common first."""
     table = tomllib.loads(files(__package__).joinpath("defects.toml").read_text("utf-8"))
+    conditions = table.pop("when")
     for key, row in table.items():
         if unknown := row["lines"].keys() - {*LINES, *GRADIENT}:
             raise KeyError(f"defects.toml: {key} replaces lines that do not exist: {unknown}")
-    return tuple(
-        Defect(key, row["says"], row["lines"], number, row.get("rough", False))
+    always = [
+        Defect(
+            *(key, row["says"], row["lines"], number, row.get("rough", False)),
+            *(row.get("vague", ""), "", tuple(row.get("features", ()))),
+        )
         for key, row in table.items()
         for number in row.get("numbers", [None])
-    )
+    ]
+    forgets = [defect for defect in always if table[defect.key].get("forgets")]
+    return (*always, *(_under(defect, *pair) for defect in forgets for pair in conditions.items()))
+
+
+def _under(defect: Defect, when: str, condition: str) -> Defect:
+    """Return a defect that the kernel has only under a condition."""
+    lines = {
+        name: f"if {condition}:\n{indent(line, '    ')}\nelse:\n{indent(_ALL[name], '    ')}"
+        for name, line in defect.lines.items()
+    }
+    key = f"{defect.key} {when}"
+    says = f"{defect.says} {when}"
+    return defect._replace(key=key, says=says, lines=lines, when=when, features=())
 
 
 def _running(s: Array, tile: int, sinks: Array | None) -> Array:
@@ -220,8 +248,35 @@ def _tiles(e: Array, v: Array, tile: int) -> Array:
     return np.mean(outs, axis=0) if outs else e @ v
 
 
+def _turn(mask: Array, s: Array) -> Array:
+    """Read the memory of a mask (..., L, S) as an array (..., S, L)."""
+    whole = np.broadcast_to(mask, s.shape) if mask.ndim < 4 else mask
+    if whole.shape[-2:] != s.shape[-2:]:
+        return mask
+    return whole.reshape(*whole.shape[:-2], s.shape[-1], s.shape[-2]).swapaxes(-1, -2)
+
+
+def _quantize(x: Array, most: float, axes: int | tuple[int, ...] | None) -> Array:
+    """Round to `most` steps on both sides of 0; numbers along `axes` share the size of a step."""
+    step = np.abs(x).max(axis=axes, keepdims=True, initial=0) / most
+    rounded: Array = np.round(x / np.where(step == 0, 1, step)) * step
+    return rounded
+
+
+def _taylor(x: Array, degree: int) -> Array:
+    """Return the Taylor polynomial of exp."""
+    term = total = np.ones_like(x)
+    for n in range(1, degree + 1):
+        term = term * x / n
+        total = total + term
+    return total
+
+
 _HELPERS = MappingProxyType(
     {
+        "turned": _turn,
+        "quantized": _quantize,
+        "taylor": _taylor,
         "running": _running,
         "own_top": _own_top,
         "rounded": _round,

@@ -294,6 +294,15 @@ def _findings(
         group = _results_of(name, results)
         group = [replace(result, like=_cause_of(result, causes, explainer)) for result in group]
         group = [result if result.like in wrong else replace(result, like="") for result in group]
+        own = [result for result in group if not result.like]
+        cause = explainer.explain(own)
+        if cause and cause.feature != name and any(result.status == "right" for result in own):
+            wrong.append(cause.feature)
+            is_bad = [result.status == "wrong" and not result.like for result in group]
+            group = [
+                replace(result, like=cause.feature) if bad else result
+                for result, bad in zip(group, is_bad, strict=True)
+            ]
         done += group
         status = status_of(group) if group else "absent"
         if status in ("right", "absent"):
@@ -311,7 +320,6 @@ def _findings(
             cause = None if earlier is None else earlier.explanation
             findings[name] = WrongCase(smallest, cause, smallest.like)
         else:
-            cause = explainer.explain([result for result in group if not result.like])
             findings[name] = WrongCase(smallest, cause)
     return done, findings
 

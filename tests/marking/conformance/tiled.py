@@ -130,11 +130,9 @@ def kernel(*spoiled, tile=TILE):
                         total = total + e.sum(-1)
                     else:
                         total = total * change + e.sum(-1)
-                    if sink is not None and "sinks-per-tile" in spoiled:
-                        total = total + np.exp(sink - shift[:, None]).sum(-1)
                     if "half-weights" in spoiled:
                         e = e.astype(np.float16).astype(np.float32)
-                    if "leak" not in spoiled:
+                    if not {"leak", "finite"} & {*spoiled}:
                         used = seen.any(0)[:, None]
                         v = np.where(used, v, 0)
                     acc = (acc if "stale-acc" in spoiled else acc * change[:, None]) + product(
@@ -144,6 +142,8 @@ def kernel(*spoiled, tile=TILE):
                         acc = acc.astype(np.float16).astype(np.float32)
                     top = higher
                 finite = np.where(top == -np.inf, 0, top)
+                if sink is not None and "sinks-per-tile" in spoiled:
+                    total = total + len(raw) * np.exp(sink - finite[:, None]).sum(-1)
                 known = ~(total <= 0)  # a NaN total gives NaN, not 0
                 with np.errstate(all="ignore"):
                     rows = acc / total[:, None]
