@@ -173,7 +173,7 @@ class Explainer:
         self._wrong = {result.feature for result in results if result.status == "wrong"}
         right: dict[str, list[CaseResult]] = {}
         for result in results:
-            if result.status == "right" and result.outputs and not result.case.visible:
+            if result.status == "right" and result.outputs and result.case.poison in (True, False):
                 right.setdefault(result.feature, []).append(result)
         few = [result for group in right.values() for result in group[:: len(group) // 12 + 1]]
         self._right = [_Seen.of(result) for result in few if result.case.size()[1] < _LARGE]

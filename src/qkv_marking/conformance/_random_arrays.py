@@ -44,10 +44,10 @@ def draw(case: Case) -> Drawn:
     if case.is_backward:
         grad_out = rng.normal(size=(case.B, case.Hq, case.L, case.dv))
         drawn["grad_out"] = grad_out.astype(dtype)
-    if case.poison:
+    if case.poison is True:
         _poison(case, drawn)
-    if case.visible:
-        number, _, name = case.visible.partition(" in ")
+    elif case.poison:
+        number, _, name = case.poison.partition(" in ")
         seen = run(values(case, drawn)).seen
         row = 0 if name == "query" else int(seen.sum((0, 1, 2)).argmax())
         columns = slice(None) if number == "nan" else slice(1)
@@ -90,7 +90,7 @@ def _mask(case: Case, description: str, rng: np.random.Generator) -> Array:
     seen |= rng.random(shape) < 0.6
     if seen.size:
         seen[..., 0] = True
-        if case.poison and letters[-1] == "S" and case.S > 1:
+        if case.poison is True and letters[-1] == "S" and case.S > 1:
             seen[..., -1] = False
         if "blind" in words:
             seen[..., :1, :] = False

@@ -35,8 +35,8 @@ class Case:
         sign: 1 if all scores are positive, -1 if all are negative, 0 if their signs differ.
         constant: whether all value vectors of a head are equal. Each output must then equal this
             value vector, because the weights sum to 1.
-        poison: whether masked positions hold NaN.
-        visible: a number at visible positions and the array that holds it, such as "nan in key".
+        poison: True if masked positions hold NaN; a text such as "nan in key" if a visible position
+            of an array holds NaN or infinity.
         backward: whether the call asks for the gradients.
         optional: whether the function may refuse the case and still be right.
         unsaid: options that the function always applies, without a parameter for them. Only the
@@ -58,8 +58,7 @@ class Case:
     spread: float = 1.0
     sign: int = 0
     constant: bool = False
-    poison: bool = False
-    visible: str = ""
+    poison: bool | str = False
     backward: bool = False
     repeats: int = 1
     optional: bool = False
@@ -100,7 +99,7 @@ class Case:
             case = replace(case, options={k: v for k, v in options.items() if k != "q_offset"})
         without: dict[str, dict[str, Any]] = {
             "half precision": {"dtype": "float32"},
-            "hidden NaN": {"poison": False, "visible": ""},
+            "hidden NaN": {"poison": False},
             "strides": {"layout": ""},
             "grouped heads": {"Hkv": self.Hq},
         }
@@ -134,9 +133,8 @@ class Case:
         if self.layout:
             words.append(f"{self.layout} in memory")
         if self.poison:
-            words.append("NaN at masked positions")
-        if self.visible:
-            words.append(f"visible {self.visible}")
+            visible = isinstance(self.poison, str)
+            words.append(f"visible {self.poison}" if visible else "NaN at masked positions")
         if self.is_backward:
             words.append("gradients")
         if self.spread != 1:

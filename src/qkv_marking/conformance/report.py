@@ -137,6 +137,8 @@ class Report:
         call = str(finding.case) if finding.case.error is not None else finding.case.case.describe()
         lines = [f"not right: {bad} of {len(results)} cases; the smallest of them: {call}"]
         if finding.explanation is not None and not finding.like:
+            explained, compared = finding.explanation.explains
+            lines.append(f"the defect explains {explained} of {compared} wrong cases")
             lines.append(_CAPTION)
             for line, instead in finding.explanation.lines:
                 lines += [f"- {part}" for part in instead.splitlines()]

@@ -127,7 +127,7 @@ def test_formula_lines_equal_plain_loops():
         want = loops.attention(*inputs, **options)
         np.testing.assert_allclose(right.out, want.out, rtol=0, atol=1e-12, err_msg=case.describe())
         checked += 1
-        if case.visible == "inf in key":  # no case compares the weights of infinite scores
+        if case.poison == "inf in key":  # no case compares the weights of infinite scores
             continue
         np.testing.assert_allclose(right.lse, want.lse, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(right.weights, want.weights, rtol=0, atol=1e-12)
