@@ -111,8 +111,8 @@ def test_a_defect_is_named(function, feature, said):
 
 def test_a_name_that_explains_few_of_the_wrong_cases_is_not_given():
     def attention(query, key, value):
-        S = key.shape[2]  # the number of keys decides between two defects
-        return simple(query, key, value, scale=1.0 if S % 2 else None, epsilon=0.5 * (1 - S % 2))
+        many = key.shape[2] > 60  # the number of keys decides between two defects
+        return simple(query, key, value, scale=1.0 if many else None, epsilon=0 if many else 1)
 
     report = qkv.conform(attention, features=["plain"])
     assert report.features == {"plain": "wrong"}
