@@ -97,8 +97,8 @@ def conform(html: str | None, junit: str | None, as_json: bool, **options: Any) 
     FUNCTION is package.module:function, file.py:function, model.onnx, or the attention of an
     installed library, for example torch.sdpa. The command calls FUNCTION in a separate process
     as function(query, key, value, **arguments) with arrays (B, H, L, d). The exit code is 0 if no
-    feature is wrong, else 1. Fragile features are right except for masked NaN values, rows that
-    see nothing, or bits that differ between two runs.
+    feature is wrong, else 1. Fragile features are right except for inputs with NaN or infinity,
+    rows that see nothing, or bits that differ between two runs.
     """
     from qkv_marking.conformance.card import conform as judge
 

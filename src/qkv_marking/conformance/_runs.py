@@ -29,7 +29,7 @@ class CaseResult:
     Attributes:
         case: the call.
         status: "right", "wrong", "fragile" or "refused". A case is fragile if its result is right
-            but for masked NaN values, rows that see nothing, or bits that differ between two runs.
+            but for inputs with NaN or infinity, rows that see nothing, or bits that differ.
         error: the largest error in a returned array; None if the results cannot be compared. If the
             call returns several arrays, the error is from the array with the largest ratio of error
             to bound.
@@ -126,7 +126,7 @@ class Runs:
 
 
 def drop_undocumented(case: Case) -> Case | None:
-    """Return the call without masked NaN, or a backward pass without rows that see nothing.
+    """Return the call with finite inputs, or a backward pass without rows that see nothing.
 
     Return None for other calls. No library documents the results of these two kinds of call.
     """

@@ -38,9 +38,9 @@ class Report:
 
     Attributes:
         name: the name of the function that was judged.
-        features: the status of each feature: "right", "wrong", "fragile" (right but for masked NaN
-            values, rows that see nothing, or bits that differ between two runs), "refused" (the
-            function raises an error) or "absent" (the function has no argument for the feature).
+        features: the status of each feature: "right", "wrong", "fragile" (right but for inputs
+            with NaN or infinity, rows that see nothing, or bits that differ between two runs),
+            "refused" (the function raises an error) or "absent" (the function has no argument).
         cases: the result of each case, with `.case`, `.status`, `.error` and `.bound`.
         findings: a `WrongCase` for each wrong, fragile or refused feature, keyed by feature. A
             finding holds the smallest case with the error, and the known defects that explain it.
