@@ -53,7 +53,7 @@ def test_weights_of_the_file_stay_in_the_file(halves):
     model = load(path, dtype="bfloat16")
     for name, array in model.parameters.items():
         assert array.dtype == BFLOAT16, name
-        assert is_mapped(array), name
+        assert is_mapped(array) == (array.ndim > 1), name
     theirs = tensors["encoder.layer.1.output.dense.weight"]
     ours = model.parameters["blocks.1.mlp.down_proj.weight"]
     np.testing.assert_array_equal(ours.view(np.uint16), theirs.T.view(np.uint16))
@@ -61,7 +61,9 @@ def test_weights_of_the_file_stay_in_the_file(halves):
 
 def test_a_float32_file_is_mapped_as_float32(folder):
     parameters = load(folder.write()).parameters
-    assert all(array.dtype == np.float32 and is_mapped(array) for array in parameters.values())
+    for array in parameters.values():
+        assert array.dtype == np.float32
+        assert is_mapped(array) == (array.ndim > 1)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", ml_dtypes.bfloat16, np.dtype(ml_dtypes.bfloat16)])

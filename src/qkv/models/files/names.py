@@ -346,8 +346,8 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
             )
         if matrix is None:
             array = _read_parameter(tensor, is_transposed, fused)
-            # a view of a GGUF file would keep pages of the matrices around it in memory
-            matrix = array.astype(kind, copy=tensor.is_between_blocks)
+            # a view of a small array would keep up to 2 MB of the matrices around it in memory
+            matrix = array.astype(kind, copy=tensor.is_between_blocks or array.ndim < 2)
         parameters[name] = matrix
         begins = tuple(filter(None, (family.prefix, family.old_prefix)))
         prefix = family.prefix if stored[theirs].startswith(begins) else ""
