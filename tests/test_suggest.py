@@ -50,7 +50,7 @@ def test_a_suggestion_lists_names_that_are_near_or_at_most_ten() -> None:
         (
             lambda m: qkv.load("random", **{NONSENSE: 1}),
             TypeError,
-            "choose from name_or_path, revision, dtype$",
+            "choose from name_or_path, revision, dtype, cache_dtype$",
         ),
         (lambda m: setattr(m, NONSENSE, 1), AttributeError, f"attribute '{NONSENSE}'$"),
         (lambda m: activation_named(NONSENSE), ValueError, "choose from gelu"),

@@ -72,8 +72,10 @@ def test_z_is_what_the_formula_gives(minilm):
 
 
 def test_its_weights_stay_in_the_file(minilm):
-    """Nothing is copied at loading: each parameter is a view of the mapped file."""
-    for name, array in minilm.parameters.items():
+    """No matrix is copied on loading: each is a view of the mapped file."""
+    matrices = {name: array for name, array in minilm.parameters.items() if array.ndim > 1}
+    assert len(matrices) > 30
+    for name, array in matrices.items():
         base = array
         while isinstance(base.base, np.ndarray):
             base = base.base
