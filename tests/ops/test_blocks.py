@@ -2,13 +2,15 @@
 
 import copy
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
 
-from qkv.ops._blocks import BLOCK_KINDS
+from qkv.ops._blocks import BLOCK_KINDS, BlockMatrix
 from qkv.ops.kernel import compiled, set_num_threads, variant
 from qkv.ops.linear import input_grad, linear, linear_grad
+from qkv.ops.packing import Prepared
 
 from .drawn_blocks import WIDTHS, drawn, quantized
 from .support import Array, close, numbers
@@ -74,6 +76,37 @@ def test_results_depend_on_neither_threads_nor_other_rows(kind: str) -> None:
         np.testing.assert_array_equal(linear(x[7:8], matrix), whole[7:8])
     set_num_threads(1)
     np.testing.assert_array_equal(linear(x, matrix), whole)
+
+
+def test_matrices_that_lie_side_by_side_are_multiplied_at_once() -> None:
+    if (chosen := variant()) is None:
+        pytest.skip("NumPy multiplies float32 values")
+    kernel = Prepared(chosen, np.dtype(np.float32), 2)
+    matrices = [drawn("Q4_1", rows).matrix for rows in (64, 32, 96)]
+    ends = np.cumsum([matrix.packed.size for matrix in matrices])
+    parts = np.split(np.concatenate([matrix.packed for matrix in matrices]), ends[:-1])
+    beside = [part_of(matrix, part) for matrix, part in zip(matrices, parts, strict=True)]
+    x, bias = numbers(5, 96), numbers(192)
+    for weights in (beside, beside[1:], beside[:1]):
+        assert kernel.joins(weights)
+        some = bias[: sum(weight.shape[1] for weight in weights)]
+        each = np.concatenate([linear(x, weight) for weight in weights], axis=1) + some
+        np.testing.assert_array_equal(kernel.joined_linear(weights, some)(x), each)
+    first, other = beside[:2]
+    assert not kernel.joins([first, beside[2]])
+    assert not kernel.joins([other, first])
+    assert not kernel.joins([first, part_of(other, other.packed.copy())])
+    assert not kernel.joins([first, other.T])
+    assert not kernel.joins([first, numbers(96, 32)])
+    assert not kernel.joins([part_of(first, first.packed, rows=50), other])
+    assert not kernel.joins([first, part_of(other, other.packed, kind="Q4_0")])
+    assert not kernel.joins([first, part_of(other, other.packed, width=64)])
+
+
+def part_of(matrix: BlockMatrix, packed: Array, **other: Any) -> BlockMatrix:
+    """Return the matrix with other blocks, and with another kind, number of rows or width."""
+    given = {"kind": matrix.kind, "rows": matrix.rows, "width": matrix.width, **other}
+    return BlockMatrix(packed=packed, transposed=True, **given)
 
 
 def test_numbers_that_are_not_finite_or_very_small() -> None:

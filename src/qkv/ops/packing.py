@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, DType
-from qkv.ops._blocks import BlockMatrix
+from qkv.ops._blocks import GROUP, BlockMatrix
 from qkv.ops._int8_rows import AT_ONCE, to_digits
 from qkv.ops._lazy import LazyMatrix, StoredMatrix
 from qkv.ops.activation import activation_named
@@ -220,6 +220,24 @@ def _join(copies: Sequence[Array | None]) -> Array | None:
     return joined.view(first.dtype)
 
 
+def _join_blocks(weights: Sequence[Any]) -> Any:
+    """Return matrices in blocks (in, out) as one matrix if they lie side by side; None otherwise.
+
+    A model reads the matrices for queries, keys and values one after the other, so their blocks lie
+    side by side, unless a shelf ends between them.
+    """
+    first = weights[0]
+    for weight in weights:
+        if not isinstance(weight, BlockMatrix) or not weight.transposed or weight.rows % GROUP:
+            return None
+        if (weight.kind, weight.width) != (first.kind, first.width):
+            return None
+    if (packed := _join([weight.packed for weight in weights])) is None:
+        return None
+    rows = sum(weight.rows for weight in weights)
+    return BlockMatrix(first.kind, packed, rows, first.width, transposed=True)
+
+
 def packed_once(weight: Array, chosen: int, kind: DType, threads: int) -> Array:
     """Return a packed copy of a weight (in, out) for a single product; do not cache the copy."""
     size = packed_size(weight.shape, chosen, kind)
@@ -321,9 +339,12 @@ class Prepared:
         return x if x.dtype == self.bits else x.astype(self.kind, copy=False).view(self.bits)
 
     def joins(self, weights: Sequence[Array]) -> bool:
-        """Return whether these weights (in, out) can be packed side by side without padding."""
+        """Return whether these weights (in, out) can be packed side by side without padding.
+
+        Weights in blocks are packed already: they must lie side by side.
+        """
         if any(isinstance(weight, BlockMatrix) for weight in weights):
-            return False
+            return _join_blocks(weights) is not None
         kinds = {weight_kind(weight, self.kind) for weight in weights}
         if len(kinds) > 1:
             return False
@@ -347,6 +368,8 @@ class Prepared:
 
         `joins(weights)` must be True. The biases for all weights are concatenated in `bias`.
         """
+        if (blocks := _join_blocks(weights)) is not None:
+            return self.linear(blocks, bias)
         kind = weight_kind(weights[0], self.kind)
         whole = packed_together(weights, self.variant, kind, self.threads)
         product, width = partial(compiled.linear, self.variant), sum(w.shape[1] for w in weights)

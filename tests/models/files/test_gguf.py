@@ -2,16 +2,19 @@
 
 import os
 import pickle
+import sys
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from qkv.attend import KVCache
 from qkv.circuits import copying_scores
 from qkv.models import ModelError, load
 from qkv.models.files._gguf import _BLOCKS, dequantize, read_gguf
 from qkv.ops import BlockMatrix, StoredMatrix
-from qkv.ops.kernel import VARIANTS, backend
+from qkv.ops.kernel import VARIANTS, backend, compiled
 
 from ..gguf_files import BYTE_LEVEL, BYTE_TOKENS, TEMPLATE, gguf, write, write_llama
 
@@ -403,6 +406,26 @@ def test_forward_passes_read_no_whole_matrix(tmp_path, monkeypatch):
     monkeypatch.setattr(BlockMatrix, "read", None)
     np.testing.assert_array_equal(model(IDS).logits, expected)
     model.generate([[3, 70, 9]], max_new_tokens=3)
+
+
+@pytest.mark.skipif(not VARIANTS, reason="the kernel was not built")
+def test_a_step_multiplies_query_key_and_value_at_once(tmp_path, monkeypatch):
+    packing, products = sys.modules["qkv.ops.packing"], []
+
+    def count(*arguments):
+        products.append(arguments)
+        compiled.multiply_blocks(*arguments)
+
+    monkeypatch.delenv("QKV_BACKEND", raising=False)
+    counting = SimpleNamespace(**{**vars(compiled), "multiply_blocks": count})
+    monkeypatch.setattr(packing, "compiled", counting)
+    monkeypatch.setattr(packing, "_packed", packing._PackedCopies())  # begin a new array
+    network = load(write_in_blocks(tmp_path / "a.gguf", "Q4_1"), dtype="int8").network
+    caches = [KVCache() for _ in network.layers]
+    network.step(np.array(IDS), caches)
+    products.clear()
+    network.step(np.array([[5]]), caches)
+    assert len(products) == 2 * 5  # in both layers: query, key and value at once, and four more
 
 
 def test_what_else_a_model_in_blocks_does(tmp_path):
