@@ -1,7 +1,7 @@
 """Attention from queries, keys and values: the formula, and the code that runs it."""
 
 from qkv.attend._grouped import group_call, join_heads, split_heads
-from qkv.attend._native import attend_native
+from qkv.attend._native import attend_new
 from qkv.attend._softmax import merge_attention, softmax
 from qkv.attend._tiled import log_sums
 from qkv.attend._varlen import attend_rows, check_starts, varlen_attention

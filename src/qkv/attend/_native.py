@@ -1,6 +1,6 @@
 """Calls of the native kernel for attention and its gradients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,16 +38,30 @@ class Outputs(NamedTuple):
 
 
 def attend_native(
-    variant: int, call: Call, out: Array, lse: Array | None, weights: Array | None, threads: int = 0
+    variant: int, call: Call, out: Array, lse: Array | None, weights: Array | None
 ) -> None:
     """Compute a call in float32 or half precision; write to `out`, `lse` and `weights`.
-
-    By default, `threads` is `get_num_threads()`; for short calls, looking it up costs time.
 
     `out (*lead, Hq, L, dv)` must have a contiguous last axis and the dtype of the call or float32,
     `lse (*lead, Hq, L, 1)` must be float64, and `weights (*lead, Hq, L, S)` must be float32 zeros.
     """
-    compiled.attend(*_arguments(variant, call, out, lse, weights, threads=threads))
+    compiled.attend(*_arguments(variant, call, out, lse, weights))
+
+
+def attend_new(
+    variant: int, call: Call, query: Array, cached: Mapping[str, Any], out: Array, threads: int
+) -> None:
+    """Compute the attention of new tokens `query (B, Hq, L, d)` to cached keys; write to `out`.
+
+    `call` holds the options, without a mask and a bias. `cached` holds the arguments that
+    `KVCache.append` returns. All arrays must be readable by the kernel.
+    """
+    compiled.attend(
+        variant, bits(query), bits(cached["key"]), bits(cached["value"]), bits(out),
+        None, None, None, call.slopes, call.sinks,
+        cached["q_offset"], cached.get("query_lengths"), cached.get("key_lengths"),
+        call.left, call.right, call.softcap, call.scale, threads, None,
+    )  # fmt: skip
 
 
 def attend_packed(variant: int, packed: Packed, out: Array, lse: Array | None) -> None:
@@ -107,7 +121,7 @@ def is_contiguous(array: Array) -> bool:
     return array.flags.aligned and array.strides[-1] == array.itemsize
 
 
-def _arguments(variant: int, call: Call, out: Array, lse: Any, *more: Any, threads: int = 0) -> Any:
+def _arguments(variant: int, call: Call, out: Array, lse: Any, *more: Any) -> Any:
     """Return the arguments of the kernel's functions in the right order."""
     plan = call.plan
     query, key, value = _readable(call.query), _readable(call.key), _readable(call.value)
@@ -120,7 +134,7 @@ def _arguments(variant: int, call: Call, out: Array, lse: Any, *more: Any, threa
     return (
         variant, query, key, value, out, lse, mask, bias, call.slopes, call.sinks,
         call.offset, call.query_lengths, call.key_lengths, call.left, call.right,
-        call.softcap, call.scale, threads or get_num_threads(), *more,
+        call.softcap, call.scale, get_num_threads(), *more,
     )  # fmt: skip
 
 

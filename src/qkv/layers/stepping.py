@@ -6,14 +6,13 @@ module cannot run the blocks: the caller must call each block as usual.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from qkv.arrays import Array, Arrays, DType, compute_type
-from qkv.attend import attend_native
+from qkv.attend import attend_new
 from qkv.attend.arguments import takes
 from qkv.attend.cache import KVCache, put
 from qkv.layers._mlp import MLP
@@ -180,22 +179,11 @@ class _Step:
         """Return the weighted values (B, Hq * dv) of a batch, and extend the batch's cache."""
         heads, kernel = self.heads, self.kernel
         cached = put(cache, both[:, heads:, None], values[:, :, None], lengths)
-        query, key, plan, kind = both[:, :heads, None], cached["key"], self.plan.plan, kernel.kind
-        if key.dtype != kind:  # the kernel takes queries of the cache's dtype
-            query, plan = query.astype(key.dtype), replace(plan, dtype=key.dtype)
-            kind = np.dtype(np.float32)
-        # The kernel reads the number of keys from the shape of `key`.
-        call = self.plan._replace(
-            plan=plan,
-            query=query,
-            key=key,
-            value=cached["value"],
-            offset=cached["q_offset"],
-            query_lengths=cached.get("query_lengths"),
-            key_lengths=cached.get("key_lengths"),
-        )
+        query, kind = both[:, :heads, None], kernel.kind
+        if (narrow := cached["key"].dtype) != kind:  # the kernel takes queries of the cache's dtype
+            query, kind = query.astype(narrow), np.dtype(np.float32)
         z = np.empty((len(both), heads, 1, values.shape[-1]), kind)
-        attend_native(kernel.variant, call, z, None, None, kernel.threads)
+        attend_new(kernel.variant, self.plan, query, cached, z, kernel.threads)
         return kernel.to_bits(z.reshape(len(z), -1))
 
 
