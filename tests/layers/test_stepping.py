@@ -65,7 +65,8 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
     "norms of heads": {"qk_norm": "head", "rotary": Rotary()},
 }
 OPTIONS: list[dict[str, Any]] = [{}, {"window": (4, 0), "softcap": 5.0, "scale": 0.5}]
-SIZES = {"one product for each": (6, 2, 12), "one for all three": (4, 2, 16)}
+# With the second sizes, query, key and value are one product, and so are gate and up (see `built`).
+SIZES = {"one product for each": (6, 2, 12), "one for all": (4, 2, 16)}
 TYPES = [np.float32, bfloat16]
 # Each pair of design and attention occurs twice. The second time, the sizes, the options and the
 # type all differ from the first time. This quarter of all cases contains every combination of any
@@ -89,7 +90,8 @@ def built(
     **others: Any,
 ) -> Transformer:
     layer = {"options": {"is_causal": True}, **attention}
-    design = Design(layers=(Attention(*sizes, **layer),) * 2, **{**PLAIN, **others})
+    given = {**PLAIN, "hidden": 64 if sizes == SIZES["one for all"] else 50, **others}
+    design = Design(layers=(Attention(*sizes, **layer),) * 2, **given)
     rng = np.random.default_rng(0)
     return design.build(
         {

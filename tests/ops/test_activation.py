@@ -8,6 +8,9 @@ import pytest
 
 from activations import FORMULAS
 from qkv.ops.activation import ACTIVATIONS, activate, activation_grad
+from qkv.ops.kernel import variant
+from qkv.ops.linear import linear
+from qkv.ops.packing import Prepared
 from subnormal import has_subnormal, no_subnormal_operand
 
 from .support import close, numbers, slope
@@ -91,3 +94,15 @@ def test_activations_and_gradients_at_extreme_inputs(name: str, dtype: Any) -> N
     assert np.isnan(slopes[8]) or name == "relu"
     assert np.isnan(activate(x[-1:], name)).all()
     assert np.isnan(activation_grad(np.full(2, 3, dtype), np.full(2, np.nan, dtype), name)).all()
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_after_a_product_have_the_bits_of_those_in_it(name: str) -> None:
+    if (chosen := variant()) is None:
+        pytest.skip("NumPy computes no activations in products")
+    x = numbers(3, 40) * np.float32([[0.1], [1], [20]])
+    gate, up, bias = numbers(40, 75), numbers(40, 75, seed=1), numbers(75, seed=2)
+    joined = np.concatenate([linear(x, gate, bias), linear(x, up)], axis=1)
+    found = Prepared(chosen, x.dtype, 2).activate(name)(joined[:, :75]) * joined[:, 75:]
+    expected = linear(x, up, gate=linear(x, gate, bias, activation=name))
+    np.testing.assert_array_equal(found, expected)

@@ -222,12 +222,8 @@ def _join_qkv(attn: MultiHeadAttention, kernel: Prepared) -> Callable[[Array], t
     """
     names, parameters, kind = ("q_proj", "k_proj", "v_proj"), attn.parameters, kernel.kind
     heads, size = attn.num_heads + attn.num_kv_heads, attn.d_query
-    weights = [parameters[f"{name}.weight"] for name in names]
-    biases = [parameters.get(f"{name}.bias") for name in names]
-    same = len({bias is None for bias in biases}) == 1
-    if same and attn.d_value == size and kernel.joins(weights):
-        bias = None if biases[0] is None else np.concatenate([b for b in biases if b is not None])
-        product = kernel.joined_linear(weights, bias)
+    product = _join(parameters, names, kernel) if attn.d_value == size else None
+    if product is not None:
 
         def at_once(x: Array) -> tuple[Array, Array]:
             joined = product(x).view(kind).reshape(len(x), -1, size)
@@ -242,6 +238,17 @@ def _join_qkv(attn: MultiHeadAttention, kernel: Prepared) -> Callable[[Array], t
         return both, value.reshape(len(x), -1, attn.d_value)
 
     return one_by_one
+
+
+def _join(
+    parameters: Arrays, names: Sequence[str], kernel: Prepared
+) -> Callable[[Array], Array] | None:
+    """Return a function that applies several linear layers at once; None if this is impossible."""
+    weights = [parameters[f"{name}.weight"] for name in names]
+    biases = [parameters[f"{name}.bias"] for name in names if f"{name}.bias" in parameters]
+    if len(biases) not in (0, len(names)) or not kernel.joins(weights):
+        return None
+    return kernel.joined_linear(weights, np.concatenate(biases) if biases else None)
 
 
 def _norm(norm: Any, kernel: Prepared) -> Callable[[Array], Array]:
@@ -265,8 +272,21 @@ def _mlp(mlp: Any, kernel: Prepared) -> Callable[[Array, Array | None], Array]:
             return out if residual is not None else kernel.to_bits(out)
 
         return usual
-    up = _linear(mlp.parameters, "up_proj", kernel, None if mlp.gated else mlp.activation)
     down = _linear(mlp.parameters, "down_proj", kernel)
+    # in bfloat16, one joined product would round the numbers that the gate multiplies
+    wide = mlp.gated and kernel.kind == np.float32
+    both = _join(mlp.parameters, ("gate_proj", "up_proj"), kernel) if wide else None
+    if both is not None:
+        activate, size = kernel.activate(mlp.activation), mlp.hidden
+
+        def at_once(x: Array, residual: Array | None) -> Array:
+            joined = both(x)
+            hidden = activate(joined[:, :size])
+            hidden *= joined[:, size:]
+            return down(hidden, None, residual)
+
+        return at_once
+    up = _linear(mlp.parameters, "up_proj", kernel, None if mlp.gated else mlp.activation)
     if not mlp.gated:
         return lambda x, residual: down(up(x), None, residual)
     gate = _linear(mlp.parameters, "gate_proj", kernel, mlp.activation)

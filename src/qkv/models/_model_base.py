@@ -46,6 +46,9 @@ from qkv.ops import LazyMatrix, like_weight
 from qkv.ops.packing import frozen, pack_in_advance
 from qkv.text import Tokenized, Tokenizer
 
+# Decoding steps multiply these matrices at once, so they are packed side by side.
+_BESIDE = {"q": ("k", "v"), "gate": ("up",)}
+
 
 class Parameters(MutableMapping[str, Array]):
     """A model's arrays, keyed by name.
@@ -214,11 +217,10 @@ class ModelBase:
         arrays, network = self._weights.parameters, self.network
         groups = [[array] for array in ({} if self.head is None else self.head.parameters).values()]
         for name, array in arrays.items():
-            if name.endswith("q_proj.weight"):
-                others = (name.replace("q_proj.weight", f"{part}_proj.weight") for part in "kv")
+            if name.endswith("_proj.weight") and not name.endswith("router_proj.weight"):
+                block, _, part = name.removesuffix("_proj.weight").rpartition(".")
+                others = (f"{block}.{other}_proj.weight" for other in _BESIDE.get(part, ()))
                 groups.append([array, *(arrays[other] for other in others if other in arrays)])
-            elif name.endswith("_proj.weight") and not name.endswith("router_proj.weight"):
-                groups.append([array])
         mixtures = [layer.mlp for layer in network.layers if isinstance(layer.mlp, Routed)]
         groups += [[array] for mixture in mixtures for array in mixture.matrices()]
         for group in groups:

@@ -394,6 +394,17 @@ class Prepared:
 
         return run
 
+    def activate(self, name: str) -> Callable[[Array], Array]:
+        """Return a function that applies an activation to float32 numbers."""
+        threads, chosen, code = self.threads, self.variant, activation_named(name).code
+
+        def run(x: Array) -> Array:
+            y = np.empty(x.shape, FLOAT32)
+            compiled.map(chosen, code, np.ascontiguousarray(x), None, y, threads)
+            return y
+
+        return run
+
     def norm(
         self, weight: Array, bias: Array | None, *, eps: float, centred: bool
     ) -> Callable[[Array], Array]:

@@ -409,7 +409,7 @@ def test_forward_passes_read_no_whole_matrix(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not VARIANTS, reason="the kernel was not built")
-def test_a_step_multiplies_query_key_and_value_at_once(tmp_path, monkeypatch):
+def test_a_step_multiplies_matrices_of_the_same_input_at_once(tmp_path, monkeypatch):
     packing, products = sys.modules["qkv.ops.packing"], []
 
     def count(*arguments):
@@ -425,7 +425,7 @@ def test_a_step_multiplies_query_key_and_value_at_once(tmp_path, monkeypatch):
     network.step(np.array(IDS), caches)
     products.clear()
     network.step(np.array([[5]]), caches)
-    assert len(products) == 2 * 5  # in both layers: query, key and value at once, and four more
+    assert len(products) == 2 * 4  # query, key and value; out; gate and up; down
 
 
 def test_what_else_a_model_in_blocks_does(tmp_path):
