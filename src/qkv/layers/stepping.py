@@ -55,7 +55,8 @@ class BlockSteps:
         self.kernel = kernel
         self._steps = [_Step(*pair, kernel) for pair in zip(blocks, options, strict=True)]
         self._rotary = {
-            id(block.attn.rotary): (block.attn.rotary, block.attn.d_query) for block in blocks
+            step.rotary: (block.attn.rotary, step.heads + step.kv_heads, step.size)
+            for step, block in zip(self._steps, blocks, strict=True)
         }
 
     @quiet
@@ -66,8 +67,8 @@ class BlockSteps:
         once for all batches; only attention runs for each batch alone.
         """
         rotation = {
-            key: _rotation(rotary, size, positions)
-            for key, (rotary, size) in self._rotary.items()
+            key: _rotation(rotary, heads, size, positions)
+            for key, (rotary, heads, size) in self._rotary.items()
             if rotary is not None
         }
         rows = np.ascontiguousarray(x, np.float32).reshape(len(x), -1)  # (B, D)
@@ -146,7 +147,7 @@ class _Step:
         self.mlp = _mlp(block.mlp, kernel)
         self.kernel = kernel
         self.heads, self.kv_heads, self.size = attn.num_heads, attn.num_kv_heads, attn.d_query
-        self.rotary = id(attn.rotary)
+        self.rotary = id(attn.rotary), self.heads + self.kv_heads
         self.swapped = None if attn.rotary is None else _find_partners(attn.rotary, self.size)
         token = np.zeros((1, 1, attn.embed_dim), kernel.kind)
         self.plan = attention_plan(attn, Inputs(token, None, kernel.kind, options))
@@ -302,8 +303,8 @@ def _find_partners(rotary: Rotary, size: int) -> Array:
     return indices
 
 
-def _rotation(rotary: Rotary, size: int, positions: Array) -> Rotation:
-    """Return the cosines and signed sines (B, 1, d) with which `_rotate` rotates pairs of columns.
+def _rotation(rotary: Rotary, heads: int, size: int, positions: Array) -> Rotation:
+    """Return the cosines and signed sines (B, H, d) with which `_rotate` rotates pairs of columns.
 
     A pair of columns `(a, b)` becomes `(cos * a + sin_a * b, cos * b + sin_b * a)`. The sines of
     the two columns, `sin_a` and `sin_b`, have opposite signs.
@@ -313,10 +314,11 @@ def _rotation(rotary: Rotary, size: int, positions: Array) -> Rotation:
         positions,
         1 + int(positions.max(initial=0)),
     )
-    rest = [(0, 0), (0, 0), (0, size - cos.shape[-1])]
-    if rest[-1] == (0, 0):
-        return cos, sin
-    return np.pad(cos, rest, constant_values=1), np.pad(sin, rest)
+    # NumPy multiplies arrays of the same shape faster than it broadcasts
+    factors = np.ones((2, len(cos), heads, size), cos.dtype)
+    factors[1] = 0
+    factors[..., : cos.shape[-1]] = cos, sin
+    return factors[0], factors[1]
 
 
 def _rotate(x: Array, swapped: Array, cos: Array, sin: Array) -> Array:
