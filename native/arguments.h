@@ -31,6 +31,7 @@ inline Type type_of(const char* format, Py_ssize_t size) {
     switch (format[0]) {
       case '?': return Type::boolean;
       case 'b': return Type::int8;
+      case 'B': return Type::one_digit;
       case 'e': return Type::float16;
       case 'H': return Type::bfloat16;  // stored as bits
       case 'f': return Type::float32;
@@ -135,7 +136,7 @@ inline bool is_working_float(Type type) {
   return type == Type::float16 || type == Type::bfloat16 || type == Type::float32;
 }
 
-inline bool is_integer(Type type) { return type == Type::integer || type == Type::int8; }
+inline bool is_integer(Type type) { return type == Type::integer || digits_of(type); }
 
 inline void need_contiguous_rows(std::initializer_list<const Array*> arrays) {
   for (const Array* array : arrays)

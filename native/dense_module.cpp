@@ -9,12 +9,12 @@ constexpr int64_t DEEPEST_INT8 = 1 << 17;  // with more rows, a sum of int8 prod
 // Returns the type of the arrays in which packed weights are passed.
 Type passed_as(Type type) {
   if (type == Type::wide_bfloat16) return Type::bfloat16;
-  return type == Type::int8 || type == Type::float16 ? type : Type::float32;
+  return digits_of(type) || type == Type::float16 ? type : Type::float32;
 }
 
 void need_packed(const Variant& variant, const Array& packed, int64_t in, int64_t out, Type type) {
   const Type passed = passed_as(type);
-  const size_t each = passed == Type::int8 ? 1 : passed == Type::float32 ? sizeof(float) : 2;
+  const size_t each = digits_of(passed) ? 1 : passed == Type::float32 ? sizeof(float) : 2;
   need(packed.is(passed, packed.count()) && size_t(packed.count()) * each == variant.packed_bytes(in, out, type),
        "packed weights are not of the size that they need");
 }
@@ -27,7 +27,7 @@ PyObject* packed_size(PyObject*, PyObject* const* args, Py_ssize_t count) {
     int64_t in = whole(args[1]), out = whole(args[2]);
     need(in >= 0 && out >= 0 && (in == 0 || out <= FURTHEST / 64 / in), "too many weights");
     Type type = Array(args[3]).type();
-    need(is_working_float(type) || (type == Type::int8 && in <= DEEPEST_INT8), "weights are not of a working type");
+    need(is_working_float(type) || (digits_of(type) && in <= DEEPEST_INT8), "weights are not of a working type");
     return PyLong_FromSize_t(variant.packed_bytes(in, out, type) / sizeof(float));
   });
 }
@@ -54,20 +54,22 @@ PyObject* pack(PyObject*, PyObject* const* args, Py_ssize_t count) {
 PyObject* pack_int8(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return guarded(count, 6, [&] {
     const Variant& variant = variant_of(args[0]);
-    Array weight(args[1]), more(args[2]), scales(args[3]), packed(args[4], true);
+    const Array weight(args[1]), more(args[2]), scales(args[3]), packed(args[4], true);
     int threads = number_of_threads(args[5]);
-    for (const Array* digits : {&weight, &more})
+    const Array& last = more ? more : weight;
+    for (const Array* digits : {&weight, &last})
       need(*digits && digits->axes() == 2 && digits->type() == Type::int8, "weights are not (in, out) of int8");
     int64_t in = weight.length(-2), out = weight.length(-1);
-    need(in <= DEEPEST_INT8 && more.length(-2) == in && more.length(-1) == out && more.step(-2) == weight.step(-2) &&
-             more.step(-1) == weight.step(-1),
+    need(in <= DEEPEST_INT8 && last.length(-2) == in && last.length(-1) == out && last.step(-2) == weight.step(-2) &&
+             last.step(-1) == weight.step(-1),
          "the digits of weights do not lie alike");
-    need_packed(variant, packed, in, out, Type::int8);
+    need_packed(variant, packed, in, out, more ? Type::int8 : Type::one_digit);
     const float* factors = floats(scales, out);
     {
       Unlocked unlocked;
-      variant.pack_int8(static_cast<const int8_t*>(weight.data()), static_cast<const int8_t*>(more.data()),
-                        weight.step(-2), weight.step(-1), factors, in, out, packed.data(), threads);
+      variant.pack_int8(static_cast<const int8_t*>(weight.data()),
+                        more ? static_cast<const int8_t*>(more.data()) : nullptr, weight.step(-2), weight.step(-1),
+                        factors, in, out, packed.data(), threads);
     }
     return none();
   });
@@ -125,7 +127,7 @@ PyObject* linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const Variant& variant = variant_of(args[0]);
     return multiply(variant, args + 1, [&](const Linear& p, const Array& packed, int threads) {
       need(p.packed_type == p.type || p.type == Type::float32, "x is not of float32, or of the type of the weights");
-      need(p.packed_type != Type::int8 || p.in > 0, "x is not (rows, in)");
+      need(!digits_of(p.packed_type) || p.in > 0, "x is not (rows, in)");
       need_packed(variant, packed, p.in, p.out, p.packed_type);
       if (!p.rows || !p.out) return;
       Unlocked unlocked;

@@ -10,7 +10,8 @@
 //
 // Four columns of x (two, without AVX-512's dot products of int8) fill a word of 32 bits, a unit. Packed
 // weights are in panels of PANEL columns: [panel][unit][PANEL][UNIT] numbers, the same number of second
-// digits, then PANEL scales. A variant with tiles multiplies more than a few rows as tiles.
+// digits, then PANEL scales. If all second digits are 0, they may be left out: the products are the same, to
+// the bit. A variant with tiles multiplies more than a few rows as tiles.
 #pragma once
 
 #include "linear.h"
@@ -53,26 +54,29 @@ constexpr int LOW_TILE = MULTIPLE > 1 && TILE > FEW_ROWS ? FEW_ROWS : TILE;  // 
 
 inline int64_t units_in_int8(int64_t in) { return (in + UNIT * MULTIPLE - 1) / (UNIT * MULTIPLE) * MULTIPLE; }
 inline int64_t digit_bytes(int64_t in) { return units_in_int8(in) * UNIT * PANEL; }  // of one digit of a panel
-inline int64_t panel_bytes(int64_t in) { return 2 * digit_bytes(in) + PANEL * int64_t(sizeof(float)); }
-inline size_t packed_bytes_of_int8(int64_t in, int64_t out) { return size_t(panels_of(out) * panel_bytes(in)); }
+inline int64_t panel_bytes(int64_t in, int digits) { return digits * digit_bytes(in) + PANEL * int64_t(sizeof(float)); }
+inline size_t packed_bytes_of_int8(int64_t in, int64_t out, Type type) {
+  return size_t(panels_of(out) * panel_bytes(in, digits_of(type)));
+}
 
-// Packs two digits of W, with the same steps.
+// Packs two digits of W, with the same steps; only one if `more` is nullptr.
 inline void pack_int8(const int8_t* weight, const int8_t* more, int64_t in_step, int64_t out_step,
                       const float* scales, int64_t in, int64_t out, void* packed, int threads) {
+  const int digits = more ? 2 : 1;
   std::atomic<int64_t> next{0};
   on_threads(threads, [&](int) {
     for (int64_t panel; (panel = next++) < panels_of(out); worked(in * PANEL)) {
-      uint8_t* to = static_cast<uint8_t*>(packed) + panel * panel_bytes(in);
+      uint8_t* to = static_cast<uint8_t*>(packed) + panel * panel_bytes(in, digits);
       for (int64_t c = 0; c < PANEL; ++c) {
         const int64_t column = panel * PANEL + c, rows = column < out ? in : 0;
         for (int64_t k = 0; k < units_in_int8(in) * UNIT; ++k) {
           const int64_t from = k * in_step + column * out_step;
           uint8_t* here = to + (k / UNIT * PANEL + c) * UNIT + k % UNIT;
           here[0] = uint8_t((k < rows ? weight[from] : 0) + OFFSET);
-          here[digit_bytes(in)] = uint8_t((k < rows ? more[from] : 0) + OFFSET);
+          if (more) here[digit_bytes(in)] = uint8_t((k < rows ? more[from] : 0) + OFFSET);
         }
         const float scale = rows ? scales[column] : 0;
-        std::memcpy(to + 2 * digit_bytes(in) + c * int64_t(sizeof scale), &scale, sizeof scale);
+        std::memcpy(to + digits * digit_bytes(in) + c * int64_t(sizeof scale), &scale, sizeof scale);
       }
     }
   });
@@ -116,6 +120,7 @@ class Quantized {
 
   void read(const Linear& p, int64_t first, int64_t rows) {
     units_ = units_in_int8(p.in);
+    digits_of_weights_ = digits_of(p.packed_type);
     rows_ = rows;
     low_.need(size_t((rows + MULTIPLE) * row_step()));
     found_.need(size_t(HIGHEST * units_));
@@ -150,6 +155,7 @@ class Quantized {
     return as_tiles() ? tile_begin<OfBfloat16>(rows_, tile) : tile_begin<Single>(rows_, tile);
   }
   int64_t units() const { return units_; }
+  int digits_of_weights() const { return digits_of_weights_; }
   // Without tiles, the units of the rows of a tile are side by side: [unit][row]. The units of a row of tiles
   // are contiguous, and rows at the distance `row_step` do not share cache sets.
   int64_t row_step() const { return as_tiles() ? units_ + 16 : units_; }
@@ -172,8 +178,9 @@ class Quantized {
       uint32_t* to = digits_.data() + k / UNIT;
       put_digits(n, to);
       sum += n;
-      if (all_zero(high)) continue;
-      sum += high;
+      // numbers of int16 have their whole value, so only the second digits of W need `high`
+      if ((UNIT == 2 && digits_of_weights_ == 1) || all_zero(high)) continue;
+      if (digits_of_weights_ == 2) sum += high;
       uint32_t second[WIDTH / UNIT];
       put_digits(high, second);
       for (int u = 0; u < WIDTH / UNIT; ++u)
@@ -206,6 +213,7 @@ class Quantized {
   Buffer<int32_t> offsets_, ends_;
   Buffer<float> scales_;
   int64_t units_ = 0, rows_ = 0, count_ = 0;
+  int digits_of_weights_ = 2;
 };
 
 // Computes the products of ROWS rows of a tile with one panel from their sums.
@@ -229,8 +237,11 @@ QKV_INLINE void add_outliers(const Quantized& x, int64_t tile, const uint8_t* pa
   for (const Quantized::Outliers* one = x.outliers(tile); one != last; ++one) {
     const int64_t at = one->unit * STEP;
     Ints* to = sums[one->row];
-    Ints first = add_unit(to[0], one->high, take_weights(more + at));
-    Ints second = add_unit(to[1], one->high, take_weights(more + at + STEP / 2));
+    Ints first = to[0], second = to[1];
+    if (x.digits_of_weights() == 2) {
+      first = add_unit(first, one->high, take_weights(more + at));
+      second = add_unit(second, one->high, take_weights(more + at + STEP / 2));
+    }
     if constexpr (UNIT == 4) {
       first += add_unit(Ints{}, one->high, take_weights(panel + at)) << 8;
       second += add_unit(Ints{}, one->high, take_weights(panel + at + STEP / 2)) << 8;
@@ -244,8 +255,8 @@ QKV_INLINE void add_outliers(const Quantized& x, int64_t tile, const uint8_t* pa
 template <int ROWS>
 void multiply_int8(const Quantized& x, int64_t tile, const uint8_t* panel, float* sums) {
   constexpr int64_t STEP = PANEL * UNIT;
-  const uint8_t *w = panel, *more = panel + x.units() * STEP, *end = more;
-  const int64_t skip = x.units() * STEP + PANEL * int64_t(sizeof(float));  // from `end` to the next panel
+  const uint8_t *w = panel, *end = panel + x.units() * STEP, *scales = panel + x.digits_of_weights() * (end - panel);
+  const int64_t skip = scales - end + PANEL * int64_t(sizeof(float));  // from `end` to the next panel
   Ints c[ROWS][2] = {};
   if (x.has_outliers(tile)) {
     Ints of_outliers[ROWS][2] = {};
@@ -264,7 +275,7 @@ void multiply_int8(const Quantized& x, int64_t tile, const uint8_t* panel, float
       c[r][1] = add_unit(c[r][1], here[r], w1);
     }
   }
-  scale_sums<ROWS>(x, tile, more + x.units() * STEP, c, sums);
+  scale_sums<ROWS>(x, tile, scales, c, sums);
 }
 
 #if defined(QKV_TILES)
@@ -282,7 +293,7 @@ void multiply_int8_tiles(const Quantized& x, int64_t tile, const uint8_t* panel,
   const uint32_t* w = reinterpret_cast<const uint32_t*>(panel);
   add_tile_products<Type::int8, ROWS>(x.low(tile), x.row_step(), w, PANEL, x.units());
   store_sums<ROWS>(reinterpret_cast<int32_t*>(c), PANEL);
-  scale_sums<ROWS>(x, tile, panel + 2 * x.units() * PANEL * UNIT, c, sums);
+  scale_sums<ROWS>(x, tile, panel + x.digits_of_weights() * x.units() * PANEL * UNIT, c, sums);
 }
 #endif
 
@@ -318,7 +329,7 @@ inline void multiply_all_int8(const Linear& p, int threads) {
       if (held != chunk) x.read(p, first, rows);
       held = chunk;
       for (int64_t panel = panels * group / groups; panel < panels * (group + 1) / groups; ++panel) {
-        const uint8_t* w = static_cast<const uint8_t*>(p.packed) + panel * panel_bytes(p.in);
+        const uint8_t* w = static_cast<const uint8_t*>(p.packed) + panel * panel_bytes(p.in, digits_of(p.packed_type));
         for (int64_t tile = 0; tile < x.tiles(); ++tile) {
           const int64_t begin = x.begin_of(tile), count = x.begin_of(tile + 1) - begin;
           multiply_int8_for(x, count)(x, tile, w, sums);

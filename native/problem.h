@@ -5,8 +5,12 @@
 
 namespace qkv {
 
-// `wide_bfloat16` is a type of packed weights only: bfloat16 numbers that multiply rows of float32.
-enum class Type : int { boolean, float16, bfloat16, float32, float64, integer, int8, wide_bfloat16 };
+// Two types are types of packed weights only: `wide_bfloat16`, bfloat16 numbers that multiply rows of float32, and
+// `one_digit`, int8 numbers without second digits (see int8.h).
+enum class Type : int { boolean, float16, bfloat16, float32, float64, integer, int8, wide_bfloat16, one_digit };
+
+// The number of int8 digits of a packed weight; 0 if it is not in int8.
+inline int digits_of(Type type) { return type == Type::int8 ? 2 : type == Type::one_digit ? 1 : 0; }
 
 constexpr int64_t FURTHEST = int64_t(1) << 60;  // offsets are from -FURTHEST to FURTHEST
 constexpr int64_t FAR = int64_t(1) << 62;       // stands for a window side without a limit
@@ -79,7 +83,8 @@ struct Linear {
   const void* x = nullptr;    // (rows, in): contiguous rows; the step between rows counts elements
   int64_t x_step = 0;
   const void* packed = nullptr;  // W (in, out), packed by `pack` or `pack_int8`
-  Type packed_type = Type::float32;  // the type of x; if x and y are float32, also int8, float16 or wide_bfloat16
+  // the type of x; if x and y are float32, also int8, one_digit, float16 or wide_bfloat16
+  Type packed_type = Type::float32;
   const float* bias = nullptr;   // (out)
   Activation activation{};
   const void* gate = nullptr;  // (rows, out): the factor of the activation's result

@@ -70,11 +70,11 @@ static void differentiate(const Attention& a, const Gradient& g, int threads) {
 }
 
 // Whether the machine's own variant packs and multiplies weights of this type.
-static bool is_left_out(Type type) { return IS_MODEL && type != Type::bfloat16 && type != Type::int8; }
+static bool is_left_out(Type type) { return IS_MODEL && type != Type::bfloat16 && !digits_of(type); }
 
 static size_t packed_bytes(int64_t in, int64_t out, Type type) {
   if (is_left_out(type)) return machine_variant().packed_bytes(in, out, type);
-  return type == Type::int8 ? packed_bytes_of_int8(in, out) : packed_bytes_of_floats(in, out, type);
+  return digits_of(type) ? packed_bytes_of_int8(in, out, type) : packed_bytes_of_floats(in, out, type);
 }
 
 static void pack(const void* weight, int64_t in_step, int64_t out_step, int64_t in, int64_t out, Type type,
@@ -93,7 +93,7 @@ static void pack(const void* weight, int64_t in_step, int64_t out_step, int64_t 
 
 static void linear(const Linear& p, int threads) {
   threads = threads_for_product(double(p.rows) * double(p.in) * double(p.out), threads);
-  if (p.packed_type == Type::int8) return multiply_all_int8(p, threads);
+  if (digits_of(p.packed_type)) return multiply_all_int8(p, threads);
   if (p.type == Type::float16) return multiply_all<Float16>(p, threads);
   if (p.type == Type::bfloat16) return multiply_all<Bfloat16>(p, threads);
   if (p.packed_type == Type::float16) return multiply_all<float, Float16>(p, threads);

@@ -20,11 +20,13 @@ struct Variant {
   void (*differentiate)(const Attention&, const Gradient&, int threads);
 
   // Packs a weight W once for many products. `type` is the type of W and of the packed numbers,
-  // or wide_bfloat16 for a W of bfloat16 that multiplies rows of float32; int8 is allowed in `packed_bytes` only.
+  // or wide_bfloat16 for a W of bfloat16 that multiplies rows of float32; int8 and one_digit are allowed in
+  // `packed_bytes` only.
   size_t (*packed_bytes)(int64_t in, int64_t out, Type type);
   void (*pack)(const void* weight, int64_t in_step, int64_t out_step, int64_t in, int64_t out,
                Type type, void* packed, int threads);
   // Packs a weight of two int8 digits, which lie in two arrays with the same steps; columns have scales (out).
+  // Without `more`, the weight is packed as `one_digit`.
   void (*pack_int8)(const int8_t* weight, const int8_t* more, int64_t in_step, int64_t out_step,
                     const float* scales, int64_t in, int64_t out, void* packed, int threads);
   void (*linear)(const Linear&, int threads);

@@ -161,9 +161,11 @@ def pack(
 def pack_int8(
     variant: int,
     weight: Array,  # (in, out) int8, any strides
-    more: Array,  # the second digits of the weight, int8 with the same strides
+    # the second digits of the weight, int8 with the same strides; None if all are 0: they are not
+    # packed, and the products are the same
+    more: Array | None,
     scales: Array,  # (out,) float32: column j is (weight[:, j] + more[:, j] / 256) * scales[j]
-    packed: Array,  # int8, 4 * packed_size(...)
+    packed: Array,  # int8, or uint8 without second digits, 4 * packed_size(...) for this type
     threads: int,
     /,
 ) -> None: ...
@@ -171,7 +173,7 @@ def linear(
     variant: int,
     x: Array,  # (rows, in)
     # weights (in, out), packed by the same variant: of x's type, or, for x of float32, of int8,
-    # float16 or uint16 (bfloat16)
+    # uint8 (int8 without second digits), float16 or uint16 (bfloat16)
     packed: Array,
     bias: Array | None,  # (out,) float32
     activation: int,  # a code in ops/activation.py, or 0 for none

@@ -5,12 +5,14 @@ import sys
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import qkv
 from qkv.models import load
 from qkv.models.files.names import Storage
 from qkv.ops import StoredMatrix
-from qkv.ops.kernel import INT8, VARIANTS
+from qkv.ops.kernel import FLOAT32, INT8, ONE_DIGIT, VARIANTS
+from qkv.ops.packing import weight_kind
 
 from .small_models import CONFIGS, WRITERS, write_small
 from .test_bfloat16 import config_of, cosines, numbers_of
@@ -97,7 +99,7 @@ def test_all_products_are_in_int8(pair, monkeypatch, name):
     _, model = pair
     model.encode(TEXTS)
     assert len(seen) == 6 * model.num_layers
-    assert set(seen) == {INT8}
+    assert set(seen) == {ONE_DIGIT}  # the file is in int8
 
 
 def test_the_weights_of_heads_are_plain_arrays(pair):
@@ -155,6 +157,34 @@ def test_new_parameters_and_copies_compute_in_int8(pair):
     same.parameters[name] = 2 * model.parameters[name]
     assert marked(same) == marked(model)
     assert (same.encode(TEXTS) != model.encode(TEXTS)).any()
+
+
+@pytest.mark.skipif(not VARIANTS, reason="the kernel was not built")
+@pytest.mark.parametrize(
+    ("name", "tensor", "number", "kind"),
+    [
+        ("llama", "layers.0.self_attn.o_proj.weight", -127, ONE_DIGIT),
+        ("llama", "layers.0.self_attn.o_proj.weight", -128, INT8),
+        ("gpt2", "h.0.attn.c_proj.weight", -127, INT8),  # (in, out) in the file
+    ],
+)
+def test_a_column_that_is_a_row_of_an_int8_file_needs_no_second_digits(
+    name, tensor, number, kind, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("QKV_BACKEND", raising=False)
+    float_model = load(write_small(tmp_path / "model", config_of(name), spread=0.25))
+    float_model.save(tmp_path / "int8", dtype="int8")
+    path = tmp_path / "int8" / "model.safetensors"
+    arrays = load_file(path)
+    arrays[tensor][:, 1] = number
+    save_file(arrays, path, {"format": "pt"})
+    model = load(path.parent, dtype="int8")
+    weight = model._weights.parameters["blocks.0.attn.out_proj.weight"]
+    assert weight_kind(weight, FLOAT32) == kind
+    assert weight_kind(pickle.loads(pickle.dumps(weight)), FLOAT32) == kind
+    same = model.with_parameters(dict(model.parameters))  # packed with second digits
+    assert weight_kind(same._weights.parameters["blocks.0.attn.out_proj.weight"], FLOAT32) == INT8
+    np.testing.assert_array_equal(numbers_of(model), numbers_of(same))
 
 
 def test_models_without_linear_layers(pair):

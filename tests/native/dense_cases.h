@@ -22,7 +22,7 @@ struct LinearCase : Case {
     allowed.read(file);
     more.read(file, 0);
     scales.read(file, 0);
-    l.packed_type = more.count ? Type::int8 : l.type;
+    l.packed_type = more.count ? Type::int8 : scales.count ? Type::one_digit : l.type;
     l.x = x.data;
     if (bias.count) l.bias = bias.as<float>();
     if (gate.count) l.gate = gate.data;
@@ -43,9 +43,9 @@ struct LinearCase : Case {
     if (kind >= 0 && int64_t(bytes) != weight.count) return where.fail("blocks are not of the size that they need");
     if (kind >= 0)
       std::memcpy(packed.get(), weight.data, bytes);
-    else if (l.packed_type == Type::int8)
-      where.variant.pack_int8(weight.as<int8_t>(), more.as<int8_t>(), in_step, out_step, scales.as<float>(), l.in, l.out,
-                              packed.get(), where.threads);
+    else if (scales.count)
+      where.variant.pack_int8(weight.as<int8_t>(), more.count ? more.as<int8_t>() : nullptr, in_step, out_step,
+                              scales.as<float>(), l.in, l.out, packed.get(), where.threads);
     else
       where.variant.pack(weight.data, in_step, out_step, l.in, l.out, l.type, packed.get(), where.threads);
     l.packed = packed.get();

@@ -381,8 +381,8 @@ def linear_case(
 ) -> bytes:
     """Return the bytes of a call that computes `activation(x @ weight + bias) * gate + residual`.
 
-    If `weight` is int8, `more` holds its second digits, and `scales` the scales of its columns. A
-    weight in blocks is written as it is packed.
+    If `weight` is int8, `more` holds its second digits, or is None if all are 0, and `scales` holds
+    the scales of its columns. A weight in blocks is written as it is packed.
 
     The shape of `x` is `(rows, in)`. The shape of `weight` is `(in, out)`, with any strides. The
     shape of `bias` is `(out,)`. All other arrays have the shape `(rows, out)`.

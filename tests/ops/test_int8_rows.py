@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from activations import FORMULAS
-from qkv.ops import int8_weight, to_rows
+from qkv.ops import StoredMatrix, from_rows, int8_weight, to_rows
 from qkv.ops._int8_rows import LARGEST_NUMBER, LIMIT, quantize
-from qkv.ops.kernel import FLOAT32, INT8, set_num_threads
+from qkv.ops.kernel import FLOAT32, INT8, ONE_DIGIT, VARIANTS, compiled, set_num_threads
 from qkv.ops.linear import linear
 from qkv.ops.packing import weight_kind
 
@@ -122,6 +122,36 @@ def test_sums_are_equal_on_every_backend_and_number_of_threads(
         same_bits(
             found[rows // 2 :], linear(x[rows // 2 :], weight, bias, residual=residual[rows // 2 :])
         )
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5, 14, 33, 100])
+def test_second_digits_that_are_0_can_be_left_out(rows: int) -> None:
+    for depth, width in ((1, 1), (5, 7), (63, 33), (64, 64), (385, 100)):
+        x, columns = tokens(rows, depth, depth), to_rows(numbers(width, depth, seed=1))
+        weight = from_rows(*columns).T
+        weight.setflags(write=False)
+        one = StoredMatrix.of(weight, in_int8=True, exact=(False, True))
+        assert weight_kind(one, FLOAT32) == ONE_DIGIT
+        assert weight_kind(one.T, FLOAT32) == weight_kind(held(weight), FLOAT32) == INT8
+        same_bits(linear(x, one), linear(x, held(weight)))
+
+
+@plain
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+def test_memory_must_fit_the_number_of_digits(variant: int) -> None:
+    digits, scales, x = np.ones((9, 5), "i1"), np.ones(5, f), np.ones((3, 9), f)
+    one, two = (np.zeros((9, 5), kind) for kind in (ONE_DIGIT, INT8))
+    small, large = (4 * compiled.packed_size(variant, 9, 5, like) for like in (one, two))
+    assert small < large < 2 * small
+    compiled.pack_int8(variant, digits, None, scales, np.zeros(small, "u1"), 1)
+    compiled.pack_int8(variant, digits, digits, scales, np.zeros(large, "i1"), 1)
+    for more, count, kind in ((None, small, "i1"), (None, large, "u1"), (digits, small, "i1")):
+        with pytest.raises(ValueError, match=r"^kernel: packed weights"):
+            compiled.pack_int8(variant, digits, more, scales, np.zeros(count, kind), 1)
+    for count, kind in ((small, "i1"), (large, "u1")):
+        packed, y = np.zeros(count, kind), np.zeros((3, 5), f)
+        with pytest.raises(ValueError, match=r"^kernel: packed weights"):
+            compiled.linear(variant, x, packed, None, 0, None, None, y, 1)
 
 
 @pytest.mark.parametrize("activation", FORMULAS)

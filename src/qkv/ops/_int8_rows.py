@@ -28,6 +28,8 @@ def int8_weight(weight: Array) -> Any:
     """
     if weight.dtype != np.float32 or weight.ndim != 2 or not weight.size:
         return weight
+    if isinstance(weight, StoredMatrix) and any(weight.exact):
+        return weight.mark()
     values = weight.read_narrow() if isinstance(weight, StoredMatrix) else weight
     step = AT_ONCE // values.shape[1] + 1
     for at in range(0, len(values), step):

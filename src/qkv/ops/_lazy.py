@@ -90,7 +90,10 @@ class StoredMatrix(LazyMatrix):
         narrow: the dtype of the values if it is float16 or bfloat16; None otherwise. If `dtype` is
             float32, the kernel keeps the narrow numbers and computes in float32.
         rows_of: a function that returns the values of rows (n,); it should read no other rows.
+        columns_of: the same function for the transposed matrix.
         in_int8: whether `linear` computes products with float32 vectors in int8.
+        exact: whether each row, and whether each column, is a finite float16 scale times whole
+            numbers from -127 to 127.
     """
 
     def __init__(
@@ -101,10 +104,13 @@ class StoredMatrix(LazyMatrix):
         *,
         narrow: DType | None = None,
         rows_of: Callable[[Array], Array] | None = None,
+        columns_of: Callable[[Array], Array] | None = None,
         in_int8: bool = False,
+        exact: tuple[bool, bool] = (False, False),
     ) -> None:
         self.values, self.shape, self.dtype, self.narrow = values, shape, dtype, narrow
-        self.rows_of, self.in_int8 = rows_of, in_int8
+        self.rows_of, self.columns_of = rows_of, columns_of
+        self.in_int8, self.exact = in_int8, exact
         self.transposed, self.copies = False, Copies()
 
     @classmethod
@@ -114,7 +120,7 @@ class StoredMatrix(LazyMatrix):
 
     def __reduce__(self) -> Any:
         """Return the values in place of the function that reads them, for pickle and copies."""
-        state = (self.read_narrow(), self.dtype, self.narrow, self.in_int8)
+        state = (self.read_narrow(), self.dtype, self.narrow, self.in_int8, self.exact)
         return _restore, state
 
     @property
@@ -122,7 +128,8 @@ class StoredMatrix(LazyMatrix):
         """The transposed matrix, which shares the packed copies."""
         other = object.__new__(StoredMatrix)
         other.__dict__ = {**self.__dict__, "transposed": not self.transposed}
-        other.shape = self.shape[::-1]
+        other.shape, other.exact = self.shape[::-1], self.exact[::-1]
+        other.rows_of, other.columns_of = self.columns_of, self.rows_of
         return other
 
     def mark(self) -> "StoredMatrix":
@@ -142,13 +149,15 @@ class StoredMatrix(LazyMatrix):
         return values.T if self.transposed else values
 
     def _read_rows(self, rows: Array) -> Array:
-        if self.rows_of is None or self.transposed:
+        if self.rows_of is None:
             return np.asarray(self.read()[rows])
         values = self.rows_of(rows)
         return values.astype(self.narrow or values.dtype, copy=False).astype(self.dtype, copy=False)
 
 
-def _restore(values: Array, dtype: DType, narrow: DType | None, in_int8: bool) -> StoredMatrix:
+def _restore(
+    values: Array, dtype: DType, narrow: DType | None, in_int8: bool, exact: tuple[bool, bool]
+) -> StoredMatrix:
     """Return the matrix that `StoredMatrix.__reduce__` describes."""
     values.setflags(write=False)
     return StoredMatrix(
@@ -158,4 +167,5 @@ def _restore(values: Array, dtype: DType, narrow: DType | None, in_int8: bool) -
         narrow=narrow,
         rows_of=values.__getitem__,
         in_int8=in_int8,
+        exact=exact,
     )

@@ -30,6 +30,7 @@ _threads: int | None = None
 # State: `_here.alone` is True in a thread that must compute alone, whatever this thread calls.
 _here = threading.local()
 FLOAT32, INT8 = np.dtype(np.float32), np.dtype(np.int8)
+ONE_DIGIT = np.dtype(np.uint8)  # The kernel's type for int8 weights without second digits.
 CHUNK = 1 << 14  # The size of a chunk, whose intermediate results fit in the processor's cache.
 
 

@@ -97,7 +97,8 @@ def linear(
             y, threads,
         )  # fmt: skip
         return y.view(result).reshape(shape)
-    in_int8 = fits and kind is not None and weight_kind(weight, kind) == kernel.INT8
+    digits = (kernel.ONE_DIGIT, kernel.INT8)
+    in_int8 = fits and kind is not None and weight_kind(weight, kind) in digits
     if kind is not None:
         work = compute_type(kind)
         x, weight = x.astype(work, copy=False), weight.astype(work, copy=False)

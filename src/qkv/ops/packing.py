@@ -18,6 +18,7 @@ from qkv.ops.activation import activation_named
 from qkv.ops.kernel import (
     FLOAT32,
     INT8,
+    ONE_DIGIT,
     bits,
     bits_type,
     compiled,
@@ -248,19 +249,20 @@ def packed_once(weight: Array, chosen: int, kind: DType, threads: int) -> Array:
 
 def _packed_type(kind: DType) -> DType:
     """Return the dtype of the array that holds packed weights of this kind."""
-    return kind if kind in (INT8, _FLOAT16, _WIDE) else FLOAT32
+    return kind if kind in (ONE_DIGIT, INT8, _FLOAT16, _WIDE) else FLOAT32
 
 
 def weight_kind(weight: Array, kind: DType) -> DType:
     """Return the dtype in which the kernel keeps a weight that it multiplies by numbers of `kind`.
 
     float16 and bfloat16 weights stay so if `kind` is float32: the kernel converts them to float32
-    where it multiplies them. uint16 stands for bfloat16 weights for this use.
+    where it multiplies them. uint16 stands for bfloat16 weights for this use, and uint8 for int8
+    weights whose second digits are all 0: the kernel leaves these digits out.
     """
     narrow = weight.dtype
     if isinstance(weight, StoredMatrix):
         if weight.in_int8 and kind == FLOAT32 and 0 < len(weight) <= _DEEPEST:
-            return INT8
+            return ONE_DIGIT if weight.exact[1] else INT8
         narrow = weight.narrow or narrow
     if kind == FLOAT32 and narrow.isnative and (narrow == _FLOAT16 or is_bfloat16(narrow)):
         return _FLOAT16 if narrow == _FLOAT16 else _WIDE
@@ -291,20 +293,26 @@ def packed_size(shape: tuple[int, ...], chosen: int, kind: DType) -> int:
 def _pack_into(packed: Array, weight: Array, chosen: int, kind: DType, threads: int) -> None:
     """Pack a weight into the array `packed`, which has the size that `packed_size` returns.
 
-    If `kind` is int8, each column is rounded to int8 digits and a scale first.
+    If `kind` is int8, each column is rounded to int8 digits and a scale first. uint8 is int8
+    without second digits.
     """
-    values = weight.read_narrow() if isinstance(weight, StoredMatrix) else weight
-    if kind != INT8:
+    is_int8, values = kind in (ONE_DIGIT, INT8), weight
+    if isinstance(weight, StoredMatrix) and not (is_int8 and weight.columns_of):
+        values = weight.read_narrow()
+    if not is_int8:
         values = values if kind == _WIDE else np.require(values, kind)
         compiled.pack(chosen, bits(np.require(values, None, "A")), packed, threads)
         return
     columns = values.T
-    rows, more = np.empty((2, *columns.shape), INT8)
+    rows = np.empty(columns.shape, INT8)
+    more = None if kind == ONE_DIGIT else np.empty_like(rows)
     scales, step = np.empty(len(columns), FLOAT32), AT_ONCE // columns.shape[1] + 1
     for at in range(0, len(columns), step):
-        some = slice(at, at + step)
-        rows[some], more[some], scales[some] = to_digits(columns[some].astype(FLOAT32, copy=False))
-    compiled.pack_int8(chosen, rows.T, more.T, scales, packed, threads)
+        some = np.arange(at, min(at + step, len(columns)))
+        rows[some], second, scales[some] = to_digits(columns[some].astype(FLOAT32, copy=False))
+        if more is not None:
+            more[some] = second
+    compiled.pack_int8(chosen, rows.T, None if more is None else more.T, scales, packed, threads)
 
 
 def _align(memory: Array, to: int) -> Array:

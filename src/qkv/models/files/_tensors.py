@@ -15,7 +15,7 @@ import numpy as np
 from qkv.arrays import Array, DType, float_type
 from qkv.models.files.config import lacking
 from qkv.models.files.read import INDEX, WEIGHTS, ModelError, first_line, need_file, plain, shards
-from qkv.ops import from_rows
+from qkv.ops import MAX_INT8, from_rows
 
 SCALE = "_scale"  # The scales of the matrix X have the name X + "_scale".
 TYPES = {
@@ -69,6 +69,11 @@ class Stored:
         return None
 
     @property
+    def has_exact_rows(self) -> bool:
+        """Whether each row is a finite float16 scale times whole numbers from -127 to 127."""
+        return False
+
+    @property
     def narrow(self) -> DType | None:
         """The dtype of the values if it is float16 or bfloat16; None otherwise."""
         return float_type(_NARROW[self.kind]) if self.kind in _NARROW else None
@@ -106,6 +111,12 @@ class Int8Rows(Stored):
     """
 
     scales: Stored
+
+    @property
+    def has_exact_rows(self) -> bool:
+        """Whether no number is -128, which qkv never writes, and all scales are finite."""
+        least = self.raw.view(np.int8).min(initial=0)
+        return bool(least >= -MAX_INT8 and np.isfinite(self.scales.read()).all())
 
     def is_mapped_as(self, kind: DType) -> bool:
         """Return False: the values are computed."""
