@@ -338,13 +338,14 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
             matrix = tensor.packed(is_transposed, fused.cut)
         if matrix is None and _is_lazy(name, tensor, fused, shape, kind):
             is_exact = in_blocks and tensor.has_exact_rows
+            by_row = is_exact and fused.count == 1  # other tensors may read all rows for a few
             matrix = StoredMatrix(
                 partial(_read_parameter, tensor, is_transposed, fused),
                 shape,
                 kind,
                 narrow=kind if is_bfloat16(kind) else tensor.narrow,
                 rows_of=tensor.read_rows if name == _TABLE else None,
-                columns_of=tensor.read_rows if is_transposed and fused.count == 1 else None,
+                columns_of=tensor.read_rows if by_row and is_transposed else None,
                 exact=(is_exact and not is_transposed, is_exact and is_transposed),
             )
         if matrix is None:
