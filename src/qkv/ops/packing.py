@@ -224,8 +224,8 @@ def _join(copies: Sequence[Array | None]) -> Array | None:
 def _join_blocks(weights: Sequence[Any]) -> Any:
     """Return matrices in blocks (in, out) as one matrix if they lie side by side; None otherwise.
 
-    A model reads the matrices for queries, keys and values one after the other, so their blocks lie
-    side by side, unless a shelf ends between them.
+    A model reads the matrices for queries, keys and values, or for gate and up, one after the
+    other. Their blocks then lie side by side, except large blocks, and where a shelf ends.
     """
     first = weights[0]
     for weight in weights:
