@@ -66,7 +66,8 @@ def _option(case: Case, name: str, words: Any, rng: np.random.Generator) -> Any:
         return (2.0 ** -np.arange(1, case.Hq + 1)).astype(float_type(case.dtype))
     if name == "sinks":
         shape = (case.Hq,) if words[1:] != "3" else (case.Hq, 3)
-        sinks = rng.normal(3 if "large" in words else 0.5, 1, shape)
+        mean = {"huge": 120, "large": 3}.get(words.partition(" ")[2], 0.5)
+        sinks = rng.normal(mean, 1, shape)
         return sinks.astype(float_type(case.dtype))
     if name in ("query_lengths", "key_lengths"):
         most = case.L if name == "query_lengths" else case.S
@@ -74,7 +75,7 @@ def _option(case: Case, name: str, words: Any, rng: np.random.Generator) -> Any:
         lengths = np.maximum(first - 2 * np.arange(case.B), min(1, most))
         if "blind" in words:
             lengths[0] = 0
-        return lengths
+        return lengths[::-1].copy() if "rising" in words else lengths
     if name == "q_offset" and words == "rows":
         return case.S - case.L - np.arange(case.B)
     return tuple(words) if name == "window" else words
@@ -136,7 +137,7 @@ def values(case: Case, drawn: Drawn, dtype: Any = np.float64) -> dict[str, Any]:
     return shapes | {
         "G": case.Hq // case.Hkv,
         **{name: wide(name) for name in ("query", "key", "value", "grad_out", "bias")},
-        **{name: drawn.get(name) for name in ("scale", "softcap")},
+        **{name: drawn.get(name) for name in ("scale", "softcap", "return_weights", "return_lse")},
         "is_causal": drawn.get("is_causal", False),
         "left": left,
         "right": right,
@@ -151,6 +152,7 @@ def values(case: Case, drawn: Drawn, dtype: Any = np.float64) -> dict[str, Any]:
         "j": np.arange(case.S),
         "type": kind,
         "in_memory": lambda name: in_memory(case, drawn[name], name).astype(dtype),
+        "in_order": lambda name: in_order(case, drawn[name], name).astype(dtype),
     }
 
 
@@ -196,3 +198,9 @@ def in_memory(case: Case, a: Array, name: str) -> Array:
     """Return the numbers that a kernel reads if the kernel wrongly assumes contiguous memory."""
     base = laid(case, name, a).base.reshape(-1)
     return np.resize(base, a.size).reshape(a.shape)
+
+
+def in_order(case: Case, a: Array, name: str) -> Array:
+    """Return the numbers of the view in the order of memory, without the gaps of the view."""
+    base, view = laid(case, name, a)
+    return np.asarray(view(base)).ravel(order="K").reshape(a.shape)

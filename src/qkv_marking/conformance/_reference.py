@@ -227,6 +227,22 @@ def _own_top(s: Array, tile: int) -> Array:
     return np.where(top == -np.inf, 0, top)
 
 
+def _divide(s: Array, tile: int) -> Array:
+    """For each key, return the product of the running sums from the key's tile to the last tile."""
+    best, product = _running(s, tile, None), np.ones_like(s)
+    for j in range(0, s.shape[-1], tile):
+        total = np.exp(s[..., : j + tile] - best[..., j : j + 1]).sum(-1, keepdims=True)
+        product[..., : j + tile] *= total
+    return product
+
+
+def _sees_no_tile(seen: Array, tile: int) -> Array:
+    """Return the rows that see some keys, but no key of some tile: (..., 1)."""
+    parts = [seen[..., j : j + tile].any(-1, keepdims=True) for j in range(0, seen.shape[-1], tile)]
+    found: Array = np.any(parts, axis=0) & ~np.all(parts, axis=0)
+    return found
+
+
 def _round(x: Array, bits: float) -> Array:
     """Round to `bits` bits after the leading bit: 10 for TF32 and float16, 7 for bfloat16."""
     mantissa, exponent = np.frexp(x)
@@ -279,6 +295,8 @@ _HELPERS = MappingProxyType(
         "taylor": _taylor,
         "running": _running,
         "own_top": _own_top,
+        "divided": _divide,
+        "sees_no_tile": _sees_no_tile,
         "rounded": _round,
         "summed": _sum,
         "tiles": _tiles,

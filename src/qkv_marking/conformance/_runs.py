@@ -90,7 +90,6 @@ class Runs:
 
     def run(self, case: Case) -> CaseResult:
         """Run a case."""
-        right = answer(case, draw(case))
         try:
             process, _ = self._begin()
             process.begin()
@@ -103,7 +102,7 @@ class Runs:
         if "error" in reply:
             status = "wrong" if reply["slip"] else "refused"
             return CaseResult(case, status, message=f"it raises {reply['error']}")
-        result = _judge(case, right, reply)
+        result = _judge(case, answer(case, draw(case)), reply)
         defined = drop_undocumented(case) if result.status == "wrong" else None
         if defined is not None and self.run(defined).status == "right":
             result = replace(result, status="fragile")

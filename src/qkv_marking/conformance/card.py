@@ -290,10 +290,16 @@ def _findings(
     findings: dict[str, WrongCase] = {}
     done: list[CaseResult] = []
     wrong: list[str] = []
-    for name in FEATURES:
+    own_wrong = {it.feature for it in results if it.status == "wrong" and it not in causes}
+    for number, name in enumerate(FEATURES):
         group = _results_of(name, results)
         group = [replace(result, like=_cause_of(result, causes, explainer)) for result in group]
-        group = [result if result.like in wrong else replace(result, like="") for result in group]
+        group = [
+            result
+            if result.like in (*wrong, *own_wrong.intersection(FEATURES[number:]))
+            else replace(result, like="")
+            for result in group
+        ]
         own = [result for result in group if not result.like]
         cause = explainer.explain(own)
         if cause and cause.feature != name and any(result.status == "right" for result in own):
@@ -313,7 +319,11 @@ def _findings(
             (result for result in group if result.status == status),
             key=lambda bad: (bool(bad.like), bad.case.optional, bad.case.size()),
         )
-        if status in ("wrong", "fragile") and not smallest.ended and not smallest.like:
+        if cause is None and not smallest.message and _depends_on_calls(runs, smallest):
+            smallest = replace(
+                smallest, message="it depends on earlier calls: a new process is right"
+            )
+        elif status in ("wrong", "fragile") and not smallest.ended and not smallest.like:
             smallest = _shrunk(runs, smallest)
         if smallest.like:
             earlier = findings.get(smallest.like)
@@ -374,6 +384,14 @@ def _shrunk(runs: Runs, result: CaseResult) -> CaseResult:
         if less.status == result.status and bool(less.message) == bool(result.message):
             result, candidates = less, iter(smaller(less.case))
     return result
+
+
+def _depends_on_calls(runs: Runs, result: CaseResult) -> bool:
+    """Is the call wrong again now, but right as the first call of a new process?"""
+    if result.status != "wrong" or runs.run(result.case).status != "wrong":
+        return False
+    runs.close()
+    return runs.run(result.case).status == "right"
 
 
 def _move_offset(before: Case, after: Case) -> Case:

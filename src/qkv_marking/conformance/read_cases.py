@@ -18,6 +18,7 @@ _ROWS = {feature: table["cases"] for feature, table in _TABLES.items() if featur
 FEATURES = tuple(_ROWS)
 # options whose values may be arrays; `Case.options` describes such an array as text
 DRAWN = ("attn_mask", "bias", "sinks", "query_lengths", "key_lengths", "alibi_slopes", "q_offset")
+_LARGE = 100  # scores that are multiplied by more than this number are large scores
 POSITIONAL = ("is_causal", "window", "alibi_slopes")  # options that depend on positions
 
 
@@ -112,6 +113,7 @@ class Case:
             kind = str(case.options["attn_mask"]).partition(" ")[0]
             used = [name for name in used if not name.endswith("mask") or name.startswith(kind)]
         used += ["grouped heads"] if case.Hq != case.Hkv else []
+        used += ["large scores"] if self.spread > _LARGE and "softcap" not in case.options else []
         return replace(case, feature=max(used, key=FEATURES.index, default="plain"))
 
     def size(self) -> tuple[int, int]:
