@@ -30,7 +30,7 @@ MORE := $(PYTHON) -c 'import os, sys; print(min(int(sys.argv[1]), 1 + os.cpu_cou
 # Tests start hundreds of processes: without a cache of bytecode, each process compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo smollm2 test oldest attack check bundles browser native parity real serve scale bench conformance docs student teacher site model dictionary features pictures wheel wheels release clean
+.PHONY: help demo smollm2 test oldest attack check bundles browser native parity real serve scale bench conformance judge docs student teacher site model dictionary features pictures wheel wheels release clean
 .DEFAULT_GOAL := help
 # two targets may install into the same environment
 .NOTPARALLEL:
@@ -119,6 +119,9 @@ bench: $(BENCH_VENV)/.bench $(VENV)/.kernel $(if $(filter serve,$(or $(ONLY),ser
 
 conformance: $(CONFORMANCE_VENV)/.conformance ## judge the attention of qkv and of other libraries, and write docs/conformance.md
 	$(CONFORMANCE_VENV)/bin/python -m benchmarks.conformance
+
+judge: $(VENV)/.dev ## judge 60 defective and 40 correct kernels with `qkv conform`, and count what it finds and names
+	PYTHONPATH=tests $(BIN)/python -m marking.conformance.trial.judging
 
 docs: $(VENV)/.docs ## build the documentation, executing every page and the notebooks of the course; test the scripts in training/
 	$(BIN)/sphinx-build -E -W --keep-going --quiet -b html docs docs/_build/html

@@ -1,0 +1,29 @@
+"""The blind trial: 60 defective and 40 correct kernels, by the cases that decide each kernel.
+
+`make judge` judges them by all cases.
+"""
+
+import pytest
+
+from qkv_marking.conformance.read_cases import FEATURES
+
+from .trial.correct import CORRECT, GRADIENTS
+from .trial.judging import decide, judge, name_of
+from .trial.table import DEFECTIVE
+
+SLOW = ("hidden NaN", "half precision", "gradient")  # `make judge` and `make attack` have them too
+
+
+@pytest.mark.parametrize("entry", [pytest.param(it, id=name_of(it.function)) for it in DEFECTIVE])
+def test_a_defect_is_found_and_named(entry):
+    report = judge(entry.function, entry.gradient, [entry.feature, *entry.beside])
+    verdict = decide(entry, report)
+    assert verdict.placed, report
+    assert verdict.named, report
+
+
+@pytest.mark.parametrize("function", [pytest.param(it, id=name_of(it)) for it in CORRECT])
+def test_a_correct_kernel_is_not_called_wrong(function):
+    features = [feature for feature in FEATURES if feature not in SLOW]
+    report = judge(function, GRADIENTS.get(function), features)
+    assert report.passed, report

@@ -1,0 +1,106 @@
+"""Judge the kernels of the trial, and compare the cards with the table.
+
+`make judge` runs this module as a program: it judges all kernels by all cases, in two processes.
+"""
+
+import sys
+import time
+import warnings
+from collections.abc import Collection, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import NamedTuple
+
+from qkv_marking.conformance.card import conform
+from qkv_marking.conformance.report import Report
+
+from .correct import CORRECT, GRADIENTS
+from .table import DEFECTIVE, Entry
+
+
+class Verdict(NamedTuple):
+    """What the card says of a kernel of the trial.
+
+    Attributes:
+        bad: the wrong features, and the fragile feature if the table expects it.
+        placed: the features of `bad` that the table expects.
+        name: the first name of a defect at these features, or "".
+        named: whether the name is the right one.
+    """
+
+    bad: tuple[str, ...]
+    placed: tuple[str, ...]
+    name: str
+    named: bool
+
+
+def judge(function, gradient=None, features: Collection[str] | None = None) -> Report:
+    """Return the card of a kernel."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return conform(function, gradient=gradient, features=features)
+
+
+def decide(entry: Entry, report: Report) -> Verdict:
+    """Compare a card with the table."""
+    fragile = {entry.feature: "fragile"}
+    bad = [f for f, status in report.features.items() if status in ("wrong", fragile.get(f))]
+    placed = [f for f in (entry.feature, *entry.also) if f in bad]
+    # an explanation and a message are names of the defect; an error alone is none
+    findings = {f: report.findings[f] for f in placed}
+    names = [report.remark(f) for f, it in findings.items() if it.explanation or it.case.message]
+    name = names[0] if names else ""
+    return Verdict(tuple(bad), tuple(placed), name, bool(entry.named) and entry.named in name)
+
+
+def name_of(function) -> str:
+    """Return the name of a kernel, which may be an object or a functools.partial."""
+    return getattr(function, "__name__", "") or type(getattr(function, "func", function)).__name__
+
+
+def _judge_number(number: int) -> tuple[Report, float]:
+    start = time.perf_counter()
+    if number < len(DEFECTIVE):
+        report = judge(DEFECTIVE[number].function, DEFECTIVE[number].gradient)
+    else:
+        function = CORRECT[number - len(DEFECTIVE)]
+        report = judge(function, GRADIENTS.get(function))
+    return report, time.perf_counter() - start
+
+
+def _count(verdicts: Collection[Verdict], accused: int) -> Iterator[str]:
+    """Yield the counts, beside the numbers that the trial demands."""
+    yield f"found: {sum(bool(it.bad) for it in verdicts)} of {len(verdicts)} (at least 57)"
+    yield f"at the right feature: {sum(bool(it.placed) for it in verdicts)} (at least 57)"
+    yield f"named rightly: {sum(it.named for it in verdicts)} (at least 50)"
+    yield f"misnamed: {sum(bool(it.name) and not it.named for it in verdicts)} (at most 2)"
+    yield f"correct kernels called wrong: {accused} of {len(CORRECT)} (0)"
+
+
+def main() -> int:
+    """Print the verdict on each kernel; return 1 if the trial demands more."""
+    verdicts, accused, seconds = [], 0, []
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        results = pool.map(_judge_number, range(len(DEFECTIVE) + len(CORRECT)))
+        for entry, (report, took) in zip(DEFECTIVE, results, strict=False):
+            verdict = decide(entry, report)
+            verdicts.append(verdict)
+            seconds.append(took)
+            where = ", ".join(verdict.placed or verdict.bad) or "NOT FOUND"
+            mark = "named" if verdict.named else "MISNAMED" if verdict.name else "NOT NAMED"
+            print(f"{name_of(entry.function)} ({took:.1f} s): {where}; {mark}", flush=True)
+            print(f"    the table: {entry.says}\n    the card:  {verdict.name}")
+        for function, (report, took) in zip(CORRECT, results, strict=True):
+            wrong = [feature for feature, status in report.features.items() if status == "wrong"]
+            accused += bool(wrong)
+            seconds.append(took)
+            print(f"{name_of(function)} ({took:.1f} s): {', '.join(wrong) or 'right'}", flush=True)
+    print(*_count(verdicts, accused), sep="\n")
+    print(f"a whole card takes {sum(seconds) / len(seconds):.1f} s, at most {max(seconds):.1f} s")
+    misnamed = sum(bool(it.name) and not it.named for it in verdicts)
+    short = min(sum(bool(it.bad) for it in verdicts), sum(bool(it.placed) for it in verdicts)) < 57
+    return int(short or sum(it.named for it in verdicts) < 50 or misnamed > 2 or accused > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
