@@ -38,6 +38,7 @@ _NAMES = MappingProxyType(
 _RANDOM = 60
 _HANGS = 3  # after this number of crashes or hangs, the other cases of a feature are skipped
 _STEPS = 60  # the maximum number of calls in the search for a smaller failing case
+_DEPENDS = "it depends on earlier calls: in a new process, the same call is right"
 
 
 def conform(
@@ -320,9 +321,7 @@ def _findings(
             key=lambda bad: (bool(bad.like), bad.case.optional, bad.case.size()),
         )
         if cause is None and not smallest.message and _depends_on_calls(runs, smallest):
-            smallest = replace(
-                smallest, message="it depends on earlier calls: a new process is right"
-            )
+            smallest = replace(smallest, message=_DEPENDS)
         elif status in ("wrong", "fragile") and not smallest.ended and not smallest.like:
             smallest = _shrunk(runs, smallest)
         if smallest.like:
