@@ -18,7 +18,7 @@ def softmax(x):
 
 def right(query, key, value, scale=None):
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return softmax(query @ key.swapaxes(-1, -2) * scale) @ value
+    return softmax((query * scale) @ key.swapaxes(-1, -2)) @ value
 
 def wrong(query, key, value, scale=None):
     return right(query, key, value)

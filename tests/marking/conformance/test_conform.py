@@ -23,13 +23,13 @@ def softmax(scores):
 
 
 def plain(q, k, v):
-    return softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])) @ v
+    return softmax((q / np.sqrt(q.shape[-1])) @ k.swapaxes(-1, -2)) @ v
 
 
 def bounded(query, key, value, mask=None, causal=False, softmax_scale=None):
     """Attention with other argument names; the last query is aligned with the last key."""
     scale = query.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    scores = query @ key.swapaxes(-1, -2) * scale
+    scores = (query * scale) @ key.swapaxes(-1, -2)
     L, S = scores.shape[-2:]
     if causal:
         scores = np.where(np.tri(L, S, S - L, dtype=bool), scores, -np.inf)

@@ -97,7 +97,8 @@ def softmax(scores):
 
 
 def simple(query, key, value, attn_mask=None, softcap=None, scale=None, *, spoiled=""):
-    scores = query @ key.swapaxes(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    query = query * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = query @ key.swapaxes(-1, -2)
     if spoiled == "half" and query.dtype == np.float16:
         scores = (scores * np.float16(1.4427)) / np.float16(1.4427)
     if softcap is not None and spoiled == "tanh":

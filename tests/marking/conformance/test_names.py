@@ -8,7 +8,7 @@ import qkv
 
 def simple(query, key, value, scale=None, exp=np.exp, epsilon=0.0, attn_mask=None):
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = query @ key.swapaxes(-1, -2) * np.float32(scale)
+    scores = (query * np.float32(scale)) @ key.swapaxes(-1, -2)
     scores = scores if attn_mask is None else scores + attn_mask
     e = exp(scores - scores.max(axis=-1, keepdims=True))
     return (e @ value / (e.sum(axis=-1, keepdims=True) + np.float32(epsilon))).astype(query.dtype)
