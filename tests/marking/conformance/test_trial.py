@@ -1,6 +1,6 @@
 """The blind trial: 60 defective and 40 correct kernels, by the cases that decide each kernel.
 
-`make judge` judges them by all cases.
+`make test` judges every tenth kernel, `make attack` all of them, and `make judge` by all cases.
 """
 
 import pytest
@@ -14,7 +14,15 @@ from .trial.table import DEFECTIVE
 SLOW = ("hidden NaN", "half precision", "gradient")  # `make judge` and `make attack` have them too
 
 
-@pytest.mark.parametrize("entry", [pytest.param(it, id=name_of(it.function)) for it in DEFECTIVE])
+def some(kernels, function_of):
+    """Return a parameter of a test for each kernel; `make test` runs one in ten."""
+    return [
+        pytest.param(it, id=name_of(function_of(it)), marks=pytest.mark.attack if i % 10 else [])
+        for i, it in enumerate(kernels)
+    ]
+
+
+@pytest.mark.parametrize("entry", some(DEFECTIVE, lambda entry: entry.function))
 def test_a_defect_is_found_and_named(entry):
     report = judge(entry.function, entry.gradient, [entry.feature, *entry.beside])
     verdict = decide(entry, report)
@@ -22,7 +30,7 @@ def test_a_defect_is_found_and_named(entry):
     assert verdict.named, report
 
 
-@pytest.mark.parametrize("function", [pytest.param(it, id=name_of(it)) for it in CORRECT])
+@pytest.mark.parametrize("function", some(CORRECT, lambda function: function))
 def test_a_correct_kernel_is_not_called_wrong(function):
     features = [feature for feature in FEATURES if feature not in SLOW]
     report = judge(function, GRADIENTS.get(function), features)
