@@ -10,8 +10,9 @@ class Entry(NamedTuple):
 
     `also`: features that the same defect makes wrong, or to which a pair of arguments may be
     counted instead. `gradient`: the backward pass, where the defect is in it. `named`: words of
-    the card that name the defect; they were read beside `says`. `beside`: features without whose
-    cases `feature` is not wrong, or not named rightly.
+    the card that name the defect; they were read beside `says`; "" if the card finds no defect,
+    because the formula has it too in the kernel's own type. `beside`: features without whose cases
+    `feature` is not wrong, or not named rightly.
     """
 
     function: Any
@@ -408,7 +409,6 @@ DEFECTIVE = [
         "half precision",
         "the products are stored in float16 before they are scaled, and overflow",
         ("large scores",),
-        named="stored products in float16 before it applied the scale, and large products",
     ),
     Entry(
         outputs.no_keys_give_nan,
