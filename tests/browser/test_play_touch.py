@@ -384,7 +384,8 @@ def test_the_mask_of_a_decoder_is_grey_and_cannot_be_painted(
     until(lambda: handles(page).count() == 3)
     assert unseen(page) == [*[""] * 3, *["unseen"] * (size - 3)]
     marks = page.locator(".row-table tbody tr > :nth-child(4)")
-    assert marks.all_text_contents() == [*["open"] * 3, *["hidden"] * (size - 3)]
+    expected = [*["open"] * 3, *["hidden"] * (size - 3)]
+    until(lambda: marks.all_text_contents() == expected)  # the page draws the table later
     assert page.locator(".row-table td.changed").count() == 0
     layer, head = open_head(page)
     scores = np.asarray(model.trace(field(page))["attn_scores", layer][0, head], np.float64)
