@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -42,6 +43,22 @@ def pytest_collection_finish() -> None:
 _same = not os.environ.get("QKV_ATTACK")
 settings.register_profile("qkv", deadline=None, derandomize=_same, database=None, print_blob=True)
 settings.load_profile("qkv")
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Return a list to which each forward pass of new tokens adds the number of texts per batch."""
+    from qkv.models.network.transformer import Transformer  # most tests need no model
+
+    found: list[list[int]] = []
+    step_together = Transformer.step_together
+
+    def spy(network: Any, batches: Any) -> Any:
+        found.append([len(batch.ids) for batch in batches])
+        return step_together(network, batches)
+
+    monkeypatch.setattr(Transformer, "step_together", spy)
+    return found
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -96,20 +96,6 @@ def test_other_dtypes(dtype: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Return a list to which each joined pass adds the number of texts of each batch."""
-    found: list[list[int]] = []
-    step_together = Transformer.step_together
-
-    def spy(network: Transformer, batches: Any) -> np.ndarray:
-        found.append([len(batch.ids) for batch in batches])
-        return step_together(network, batches)
-
-    monkeypatch.setattr(Transformer, "step_together", spy)
-    return found
-
-
-@pytest.fixture
 def model(tmp_path: Path) -> qkv.Model:
     return gpt2(tmp_path / "random", seed=1, eos_token_id=None)
 
@@ -130,7 +116,7 @@ def test_a_run_that_ends_or_is_closed_is_no_longer_computed(
     runs = [Run(model, number, shared) for number in range(4)]
     for run in runs:
         run.step()
-    runs[2].steps.close()  # type: ignore[attr-defined]
+    runs[2].steps.close()  # type: ignore[attr-defined]  # `steps` is a generator
     for _ in range(5):
         for run in (runs[0], runs[1], runs[3]):
             run.step()

@@ -599,20 +599,6 @@ def test_concurrent_completions_equal_those_of_generate(decoder: Served, model: 
     assert asyncio.run(ask_all()) == [model.generate(p, max_new_tokens=15) for p in prompts]
 
 
-@pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Return a list to which each forward pass of new tokens adds the texts of each request."""
-    found: list[list[int]] = []
-    step_together = Transformer.step_together
-
-    def spy(network: Transformer, batches: Any) -> np.ndarray:
-        found.append([len(batch.ids) for batch in batches])
-        return step_together(network, batches)
-
-    monkeypatch.setattr(Transformer, "step_together", spy)
-    return found
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_requests_that_arrive_together_share_forward_passes(
     folder: Path, passes: list[list[int]], dtype: str
