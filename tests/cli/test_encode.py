@@ -395,3 +395,26 @@ def test_memory_does_not_grow_with_a_line(word: str, model: str, tmp_path: Path)
         peaks.append(int(done.stdout))
         assert np.load(tmp_path / "out.npy").shape == (2, 8)
     assert peaks[1] - peaks[0] < 12_000, f"{peaks} KiB for lines of 2 MB and of 32 MB"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float64"])
+def test_dtype_loads_the_model_with_weights_of_this_type(
+    dtype: str, model: str, tmp_path: Path
+) -> None:
+    file, target = tmp_path / "in.txt", tmp_path / "out.npy"
+    file.write_text("\n".join(LINES))
+    done = encode(str(file), "-o", str(target), "--model", model, "--dtype", dtype)
+    assert done.exit_code == 0, done.output
+    found, right = np.load(target), qkv.load(model, dtype=dtype).encode(LINES)
+    np.testing.assert_array_equal(found, right)
+    if dtype != "float64":
+        assert not np.array_equal(right, qkv.load(model).encode(LINES))
+
+
+def test_dtype_is_refused_on_a_cluster(model: str, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("a\n")
+    options = ["--cluster", "local", "--model", model, "--dtype", "int8"]
+    done = encode(str(tmp_path / "in.txt"), "-o", str(tmp_path / "out"), *options)
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert "omit --cluster or --dtype" in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -90,6 +90,8 @@ def encode(
     if output is None and not (cluster and options["dry_run"]):
         raise click.UsageError("Missing option '-o' / '--output'.", context)
     if cluster is not None:
+        if not isinstance(options["model"], str | None):
+            raise click.UsageError("--dtype is for one file: omit --cluster or --dtype", context)
         with _spelled_as_typed():
             result = _on_cluster(cluster, files, output, **options)
         if as_json:
@@ -158,7 +160,7 @@ def _many(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
-def _one_file(file: str, output: str, model: str | None, column: str | None, as_json: bool) -> None:
+def _one_file(file: str, output: str, model: Any, column: str | None, as_json: bool) -> None:
     """Encode the texts of a file, or the lines of standard input."""
     from qkv.models import load_for
     from qkv.models.run.truncation import MAX_CHARS
@@ -190,7 +192,7 @@ def _one_file(file: str, output: str, model: str | None, column: str | None, as_
         texts = list(texts)  # the random model builds its vocabulary from all texts
         if not texts:
             raise ValueError(_EMPTY.format(name))
-    used = load_for(texts, model)
+    used = load_for(texts, model) if isinstance(model, str | None) else model
     try:
         count, size = write_vectors(output, used, texts, name)
     except EmptyText as error:

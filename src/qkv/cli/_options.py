@@ -1,5 +1,6 @@
 """Options that several commands have."""
 
+import functools
 import re
 import tempfile
 from collections.abc import Callable
@@ -70,7 +71,7 @@ def ablate_option(does: str) -> Callable[..., Any]:
     )
 
 
-model_option = _named_model("books, books-decoder, minilm, random", "books")
+encoder_option = _named_model("books, books-decoder, minilm, random", "books")
 writer_option = _named_model("books-decoder", "books-decoder")
 dtype_option = click.option(
     "--dtype",
@@ -78,6 +79,26 @@ dtype_option = click.option(
     help="Compute with weights of this type. With int8, the quantized weights of a GGUF file take "
     "about as much memory as in the file. Default: float32, or the type in the file.",
 )
+
+
+def model_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the options `--model` and `--dtype`; with `--dtype`, the command gets the loaded model.
+
+    Without `--dtype`, the command gets the name of the model, or None.
+    """
+
+    @functools.wraps(command)
+    def with_model(*, model: str | None, dtype: str | None, **options: Any) -> Any:
+        if dtype is None:
+            return command(model=model, **options)
+        from qkv.models import load
+
+        return command(model=load(model, dtype=dtype), **options)
+
+    made: Callable[..., Any] = encoder_option(dtype_option(with_model))
+    return made
+
+
 cache_dtype_option = click.option(
     "--cache-dtype",
     type=click.Choice(["float16", "bfloat16"]),

@@ -2,13 +2,13 @@
 
 import click
 
-from qkv.cli._options import cache_dtype_option, dtype_option, model_option
+from qkv.cli._options import cache_dtype_option, dtype_option, encoder_option
 from qkv.cli._output import say
 from qkv.files import ordinary
 
 
 @click.command()
-@model_option
+@encoder_option
 @dtype_option
 @cache_dtype_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address of the server.")
