@@ -1,6 +1,6 @@
 """Find known defects that give the same results as a wrong function."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
@@ -9,7 +9,15 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv_marking.conformance._random_arrays import draw, values
-from qkv_marking.conformance._reference import GRADIENT, LINES, Defect, Expected, defects
+from qkv_marking.conformance._reference import (
+    GRADIENT,
+    LINES,
+    Defect,
+    Expected,
+    conditions,
+    defects,
+    under,
+)
 from qkv_marking.conformance._runs import Answer, CaseResult, answer, parts
 
 _MAX_CASES = 120  # An explanation is compared with at most this many cases.
@@ -18,10 +26,12 @@ _ROUNDING = 1e-5  # Allowed rounding error, relative to the largest number.
 # A name must explain this share of the wrong cases of a feature. The number of right cases of the
 # feature that it would make wrong is at most `_REFUTING` times the number of wrong cases.
 _ENOUGH, _REFUTING = 0.9, 0.7
+# The number of cases that must show a condition of a defect: wrong cases that the defect explains,
+# and right cases that the defect without its condition would make wrong.
+_AT_LEAST = 3
 # A defect explains a wrong output only if adding the defect to the formula brings the formula's
 # result at least three times closer to this output.
 _CLOSER = 3.0
-_PAIRS = 3000  # the maximum number of pairs of defects to try
 _LIKE = 3.0  # A rough defect that predicts an error of 0.1 explains errors below 0.3.
 # A rough defect is named only if the mean |log(predicted error / error)| is below `_UNLIKE`, and by
 # `_CLEARLY` below that of all other rough defects.
@@ -62,8 +72,9 @@ class _Seen:
     right: Answer
     error: float
     bound: float
-    known: dict[tuple[Defect, ...], bool] = field(default_factory=dict)
-    shown: dict[tuple[Defect, ...], bool] = field(default_factory=dict)
+    # for sets of defects: do they give the result of the case, and do they make it wrong?
+    known: dict[tuple[Defect, ...], tuple[bool, bool]] = field(default_factory=dict)
+    true: dict[str, bool] = field(default_factory=dict)  # conditions
 
     @classmethod
     def of(cls, result: CaseResult) -> "_Seen":
@@ -76,21 +87,40 @@ class _Seen:
 
     def shows(self, candidates: tuple[Defect, ...]) -> bool:
         """Do these defects, applied together, make the result of the case wrong?"""
-        if candidates not in self.shown:
-            self.shown[candidates] = self._shows(candidates)
-        return self.shown[candidates]
-
-    def _shows(self, candidates: tuple[Defect, ...]) -> bool:
-        expected = _with(candidates, self.values)
-        if expected is None:
-            return False
-        predicted = parts(expected, self.right.names)
-        return not self.right.fits(predicted) or self.right.worst(predicted)[0] > self.bound
+        return self._compare(candidates)[1]
 
     def is_explained_by(self, candidates: tuple[Defect, ...]) -> bool:
         """Do these defects, applied together, give the result of the case?"""
+        return self._compare(candidates)[0]
+
+    def has(self, condition: str) -> bool:
+        """Is a condition true for the call?"""
+        if condition not in self.true:
+            self.true[condition] = bool(eval(condition, {"np": np, **self.values}))
+        return self.true[condition]
+
+    def _compare(self, candidates: tuple[Defect, ...]) -> tuple[bool, bool]:
+        """Return `(is explained by, shows)`.
+
+        A defect with a condition is the defect without it, or none.
+        """
+        if any(one.base is not None for one in candidates):
+            candidates = tuple(
+                one.base or one
+                for one in candidates
+                if not one.condition or self.has(one.condition)
+            )
+        if not candidates:
+            return self.result.status == "right", False
         if candidates not in self.known:
-            self.known[candidates] = self._is_explained_by(candidates)
+            expected = _with(candidates, self.values)
+            shows = False
+            if expected is not None:
+                predicted = parts(expected, self.right.names)
+                shows = not self.right.fits(predicted) or (
+                    self.right.worst(predicted)[0] > self.bound
+                )
+            self.known[candidates] = self._is_explained_by(candidates, expected), shows
         return self.known[candidates]
 
     def unlike(self, candidates: tuple[Defect, ...]) -> float:
@@ -101,8 +131,7 @@ class _Seen:
             error = max(self.right.errors(parts(expected, self.right.names)))
         return abs(float(np.log((error + self.bound) / (self.error + self.bound))))
 
-    def _is_explained_by(self, candidates: tuple[Defect, ...]) -> bool:
-        expected = _with(candidates, self.values)
+    def _is_explained_by(self, candidates: tuple[Defect, ...], expected: Expected | None) -> bool:
         several = len(candidates) > 1
         if expected is None or (several and any(defect.rough for defect in candidates)):
             return False
@@ -228,13 +257,26 @@ class Explainer:
         """Return a small set of defects that explains the first case and nearly all other cases."""
         known = tuple(defect for defect in self.known if not defect.rough)
         exact = [defect for defect in defects() if not defect.rough]
-        plain = [defect for defect in exact if not defect.when]
-        steps: list[Callable[[], list[tuple[Defect, ...]]]] = [
+        true = [name for name, condition in conditions().items() if seen[0].has(condition)]
+
+        def after(some: tuple[Defect, ...]) -> list[tuple[Defect, ...]]:
+            """Return `some` and a new defect that gives the first result, with any condition."""
+            new = [one for one in exact if one not in some]
+            fitting = [one for one in new if seen[0].is_explained_by((*some, one))]
+            limited = (under(one, name) for one in fitting for name in true)
+            return [(*some, one) for one in (*fitting, *limited)]
+
+        def under_two() -> Iterator[tuple[Defect, ...]]:
+            fitting = [one for one in exact if seen[0].is_explained_by((one,))]
+            return ((under(one, *pair),) for one in fitting for pair in combinations(true, 2))
+
+        steps: list[Callable[[], Iterable[tuple[Defect, ...]]]] = [
             lambda: _some(known),
-            lambda: [(defect,) for defect in exact],
-            lambda: [(*some, new) for some in _some(known) for new in exact if new not in some],
+            lambda: after(()),
+            lambda: [one for some in _some(known) for one in after(some)],
+            under_two,
             lambda: (
-                [] if known else [*combinations([one for one in plain if seen[0].shows((one,))], 2)]
+                [] if known else [*combinations([one for one in exact if seen[0].shows((one,))], 2)]
             ),
         ]
         for step in steps:
@@ -255,7 +297,15 @@ class Explainer:
                 return False
         right = [case for case in seen if case.result.status == "right" and case.shows(candidates)]
         refuting = sum(not case.is_explained_by(candidates) for case in right)
-        return refuting <= _REFUTING * len(wrong)
+        if refuting > _REFUTING * len(wrong):
+            return False
+        new = [defect for defect in candidates if defect not in self.known]
+        if len(wrong) >= _AT_LEAST or not any(defect.condition for defect in new):
+            return True
+        always = tuple(defect.base or defect for defect in candidates)
+        right = [case for case in (*seen, *self._right) if case.result.status == "right"]
+        needed = sum(case.shows(always) and not case.shows(candidates) for case in right)
+        return len(wrong) + needed >= _AT_LEAST
 
     def _score(self, candidates: tuple[Defect, ...], seen: list[_Seen]) -> tuple[float, bool, int]:
         """Return the score of a set of defects, a tuple of three numbers; a larger tuple is better.
@@ -295,8 +345,10 @@ class Explainer:
     def _words(self, defect: Defect, best: tuple[Defect, ...], seen: list[_Seen]) -> str:
         """Describe a defect; if other numbers fit as well as its number, do not give the number."""
         score = self._score(best, seen)
-        for other in defects():
-            if defect.vague and other.key == defect.key and other != defect:
+        base = defect.base or defect
+        for one in defects():
+            if defect.vague and one.key == base.key and one != base:
+                other = defect._replace(number=one.number, base=one) if defect.base else one
                 changed = tuple(other if one == defect else one for one in best)
                 if self._score(changed, seen) == score:
                     return defect.says.format(number=defect.vague)

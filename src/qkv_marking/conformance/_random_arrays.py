@@ -44,9 +44,9 @@ def draw(case: Case) -> Drawn:
     if case.is_backward:
         grad_out = rng.normal(size=(case.B, case.Hq, case.L, case.dv))
         drawn["grad_out"] = grad_out.astype(dtype)
-    if case.poison is True:
+    if case.hides_nan:
         _poison(case, drawn)
-    elif case.poison:
+    elif isinstance(case.poison, str):
         number, _, name = case.poison.partition(" in ")
         seen = run(values(case, drawn)).seen
         row = 0 if name == "query" else int(seen.sum((0, 1, 2)).argmax())
@@ -91,8 +91,10 @@ def _mask(case: Case, description: str, rng: np.random.Generator) -> Array:
     seen |= rng.random(shape) < 0.6
     if seen.size:
         seen[..., 0] = True
-        if case.poison is True and letters[-1] == "S" and case.S > 1:
+        if case.hides_nan and letters[-1] == "S" and case.S > 1:
             seen[..., -1] = False
+        if "late" in words:  # rows see the last key, and no key of the first half
+            seen[..., : (case.S + 1) // 2], seen[..., -1] = False, True
         if "blind" in words:
             seen[..., :1, :] = False
     if "bool" in words:
@@ -104,15 +106,15 @@ def _mask(case: Case, description: str, rng: np.random.Generator) -> Array:
 
 
 def _poison(case: Case, drawn: Drawn) -> None:
-    """Write NaN into masked keys and queries, or into the last key if no key is masked."""
+    """Write NaN into masked keys, values and queries, or into the last key if no key is masked."""
     seen = run(values(case, drawn)).seen.reshape(case.B, case.Hkv, -1, case.L, case.S)
     masked: Array = np.logical_not(seen.any(axis=(2, 3)))
     if not masked.any() and not seen[..., -1].all():
         masked[..., -1] = True  # in causal attention, only the last query attends to this key
-    drawn["key"][masked] = np.nan
-    drawn["value"][masked] = np.nan
     blind = ~seen.any(axis=-1).reshape(case.B, case.Hq, case.L)
-    drawn["query"][blind] = np.nan
+    for name, where in (("key", masked), ("value", masked), ("query", blind)):
+        if case.poison in (True, f"nan in masked {name}"):
+            drawn[name][where] = np.nan
 
 
 def values(case: Case, drawn: Drawn, dtype: Any = np.float64) -> dict[str, Any]:
@@ -150,8 +152,12 @@ def values(case: Case, drawn: Drawn, dtype: Any = np.float64) -> dict[str, Any]:
         "q_offset": offset if np.ndim(offset) == 0 else np.reshape(offset, (-1, 1, 1, 1)),
         "i": np.arange(case.L)[:, None],
         "j": np.arange(case.S),
+        "is_offset_given": case.options.get("q_offset") is not None
+        and "q_offset" not in case.unsaid
+        and not isinstance(drawn["q_offset"], str),
         "type": kind,
         "in_memory": lambda name: in_memory(case, drawn[name], name).astype(dtype),
+        "in_rows": lambda name: in_rows(case, drawn[name], name).astype(dtype),
         "in_order": lambda name: in_order(case, drawn[name], name).astype(dtype),
     }
 
@@ -196,8 +202,19 @@ def laid(case: Case, name: str, a: Array) -> Laid:
 
 def in_memory(case: Case, a: Array, name: str) -> Array:
     """Return the numbers that a kernel reads if the kernel wrongly assumes contiguous memory."""
-    base = laid(case, name, a).base.reshape(-1)
-    return np.resize(base, a.size).reshape(a.shape)
+    base, view = laid(case, name, a)
+    numbers = np.arange(base.size).reshape(base.shape)
+    first = view(numbers).flat[0] if a.size else 0  # the kernel begins where the view begins
+    return np.resize(base.reshape(-1)[first:], a.size).reshape(a.shape)
+
+
+def in_rows(case: Case, a: Array, name: str) -> Array:
+    """Return the numbers that a kernel reads if it assumes that each row is contiguous."""
+    base, view = laid(case, name, a)
+    firsts = view(np.arange(base.size).reshape(base.shape))[..., :1]
+    places: Array = (firsts + np.arange(a.shape[-1])) % max(base.size, 1)
+    numbers: Array = base.reshape(-1)[places]
+    return numbers
 
 
 def in_order(case: Case, a: Array, name: str) -> Array:

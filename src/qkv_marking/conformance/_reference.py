@@ -5,13 +5,21 @@ import tomllib
 from collections.abc import Mapping
 from importlib.resources import files
 from textwrap import indent
-from types import CodeType, MappingProxyType
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from qkv.arrays import Array
 from qkv.attend.formula import weigh
+from qkv_marking._formula import Formula, Lines
+from qkv_marking._tiles import (
+    average_tiles,
+    divide_each_tile,
+    lagging_maximum,
+    running_maximum,
+    tile_maximum,
+)
 
 # Scores have the shape (B, H, L, S): batch, heads, queries, keys. Positions of queries are i, and
 # positions of keys are j. G is the number of query heads per key head.
@@ -72,7 +80,6 @@ GRADIENT = MappingProxyType(
 
 
 _ALL = MappingProxyType(LINES | GRADIENT)
-Lines = Mapping[str, str]  # lines of the formula, keyed by the name of the line
 
 
 class Expected(NamedTuple):
@@ -88,12 +95,6 @@ class Expected(NamedTuple):
     d_value: Array | None = None
 
 
-@functools.lru_cache(1024)
-def _code(line: str) -> CodeType:
-    return compile(line, "the formula", "exec")
-
-
-@np.errstate(all="ignore")
 def run(values: Mapping[str, Any], changes: Lines | None = None, dtype: Any = None) -> Expected:
     """Run the formula's lines on the values of a case.
 
@@ -102,20 +103,20 @@ def run(values: Mapping[str, Any], changes: Lines | None = None, dtype: Any = No
         changes: replacements for lines, keyed by the name of the line.
         dtype: the dtype to which the result of each line is rounded.
     """
-    names: dict[str, Any] = {"np": np, "weigh": weigh, **_HELPERS, **values, "steps": []}
-    lines = LINES | GRADIENT if values.get("grad_out") is not None else LINES
-    for name in lines:
-        exec(_code((changes or {}).get(name, lines[name])), names)
+    steps: list[Array] = []
+
+    def after(name: str, names: dict[str, Any]) -> None:
         if name == "softcap":
             names["capped"] = names["s"]
         if name in _SCORES:
-            names["steps"].append(names["s"])
+            steps.append(names["s"])
         if dtype is not None and name in _RESULTS:
             names[_RESULTS[name]] = names[_RESULTS[name]].astype(dtype)
+
+    lines = LINES | GRADIENT if values.get("grad_out") is not None else LINES
+    names = Formula(lines, helpers=_HELPERS).run(values, changes, after)
     seen = np.broadcast_to(names["seen"], names["s"].shape)
-    sizes = (
-        np.abs(step[seen]) for step in (*names["steps"], names["s"]) if step.shape == seen.shape
-    )
+    sizes = (np.abs(step[seen]) for step in (*steps, names["s"]) if step.shape == seen.shape)
     largest = max((float(x[np.isfinite(x)].max(initial=0)) for x in sizes), default=0.0)
     gradients = (names.get(name) for name in ("d_query", "d_key", "d_value"))
     return Expected(names["out"], names["w"], names["lse"], seen, largest, *gradients)
@@ -134,6 +135,8 @@ class Defect(NamedTuple):
         vague: words that replace the number if several numbers give the same results.
         when: the condition, in words, under which the kernel has the defect; "" for always.
         features: the features of which the defect is typical.
+        condition: the condition as an expression, such as `L == 1`, or "".
+        base: for a defect with a condition, the same defect without the condition.
     """
 
     key: str
@@ -144,6 +147,8 @@ class Defect(NamedTuple):
     vague: str = ""
     when: str = ""
     features: tuple[str, ...] = ()
+    condition: str = ""
+    base: "Defect | None" = None
 
     def __hash__(self) -> int:
         return hash((self.key, self.number))
@@ -177,63 +182,43 @@ class Defect(NamedTuple):
 
 @functools.cache
 def defects() -> tuple[Defect, ...]:
-    """Return all known defects, most common first."""
+    """Return all known defects without conditions, most common first."""
     table = tomllib.loads(files(__package__).joinpath("defects.toml").read_text("utf-8"))
-    conditions = table.pop("when")
+    del table["when"]
     for key, row in table.items():
         if unknown := row["lines"].keys() - {*LINES, *GRADIENT}:
             raise KeyError(f"defects.toml: {key} replaces lines that do not exist: {unknown}")
-    always = [
+    return tuple(
         Defect(
             *(key, row["says"], row["lines"], number, row.get("rough", False)),
             *(row.get("vague", ""), "", tuple(row.get("features", ()))),
         )
         for key, row in table.items()
         for number in row.get("numbers", [None])
-    ]
-    forgets = [defect for defect in always if table[defect.key].get("forgets")]
-    return (*always, *(_under(defect, *pair) for defect in forgets for pair in conditions.items()))
+    )
 
 
-def _under(defect: Defect, when: str, condition: str) -> Defect:
-    """Return a defect that the kernel has only under a condition."""
+@functools.cache
+def conditions() -> Mapping[str, str]:
+    """Return conditions under which kernels have a defect: expressions, keyed by words."""
+    table = tomllib.loads(files(__package__).joinpath("defects.toml").read_text("utf-8"))
+    return MappingProxyType(table["when"])
+
+
+def under(defect: Defect, *names: str) -> Defect:
+    """Return a defect that the kernel has only under these conditions, keys of `conditions()`."""
+    condition = " and ".join(f"({conditions()[name]})" for name in names)
     lines = {
         name: f"if {condition}:\n{indent(line, '    ')}\nelse:\n{indent(_ALL[name], '    ')}"
         for name, line in defect.lines.items()
     }
-    key = f"{defect.key} {when}"
-    says = f"{defect.says} {when}"
-    return defect._replace(key=key, says=says, lines=lines, when=when, features=())
-
-
-def _running(s: Array, tile: int, sinks: Array | None) -> Array:
-    """For each key, return the running maximum at the end of the key's tile.
-
-    The maximum covers all sinks, and the scores from the first key to the end of the tile.
-    """
-    best = np.maximum.accumulate(s, axis=-1)
-    ends = np.minimum((np.arange(s.shape[-1]) // tile + 1) * tile, s.shape[-1]) - 1
-    best = best[..., ends]
-    if sinks is not None:
-        best = np.maximum(best, sinks.max(-1, keepdims=True))
-    return np.where(best == -np.inf, 0, best)
-
-
-def _own_top(s: Array, tile: int) -> Array:
-    """For each key, return the largest score in its tile."""
-    top = np.empty_like(s)
-    for j in range(0, s.shape[-1], tile):
-        top[..., j : j + tile] = s[..., j : j + tile].max(-1, keepdims=True)
-    return np.where(top == -np.inf, 0, top)
-
-
-def _divide(s: Array, tile: int) -> Array:
-    """For each key, return the product of the running sums from the key's tile to the last tile."""
-    best, product = _running(s, tile, None), np.ones_like(s)
-    for j in range(0, s.shape[-1], tile):
-        total = np.exp(s[..., : j + tile] - best[..., j : j + 1]).sum(-1, keepdims=True)
-        product[..., : j + tile] *= total
-    return product
+    when = " and ".join([names[0], *(name.removeprefix("in calls ") for name in names[1:])])
+    key, says = f"{defect.key} {when}", f"{defect.says} {when}"
+    return Defect(
+        *(key, says, lines, defect.number, defect.rough, defect.vague, when),
+        condition=condition,
+        base=defect,
+    )
 
 
 def _sees_no_tile(seen: Array, tile: int) -> Array:
@@ -257,19 +242,27 @@ def _sum(x: Array, bits: float) -> Array:
     return total
 
 
-def _tiles(e: Array, v: Array, tile: int) -> Array:
-    """Compute a separate output for each tile of keys, and return the mean of these outputs."""
-    parts = [slice(j, j + tile) for j in range(0, e.shape[-1], tile)]
-    outs = [e[..., p] @ v[..., p, :] / e[..., p].sum(-1, keepdims=True) for p in parts]
-    return np.mean(outs, axis=0) if outs else e @ v
-
-
 def _turn(mask: Array, s: Array) -> Array:
     """Read the memory of a mask (..., L, S) as an array (..., S, L)."""
     whole = np.broadcast_to(mask, s.shape) if mask.ndim < 4 else mask
     if whole.shape[-2:] != s.shape[-2:]:
         return mask
     return whole.reshape(*whole.shape[:-2], s.shape[-1], s.shape[-2]).swapaxes(-1, -2)
+
+
+def _tile_heads(mask: Array, B: int, H: int) -> Array:
+    """Repeat a mask (B, 1, L, S) so that head h of batch b has the mask of batch (b H + h) % B."""
+    if mask.ndim < 4 or mask.shape[:2] != (B, 1) or not B:
+        return mask
+    tiled: Array = mask[np.arange(B * H).reshape(B, H) % B, 0]
+    return tiled
+
+
+def _exponent_bits(x: Array) -> Array:
+    """Return 2 ** x; the whole part of x is written into the exponent of a float32."""
+    whole = np.rint(np.where(np.isfinite(x), x, 0))
+    bits = ((whole.astype(np.int64) + 127) << 23).astype(np.int32)
+    return np.where(np.isnan(x), x, np.exp2(x - whole) * bits.view(np.float32).astype(float))
 
 
 def _quantize(x: Array, most: float, axes: int | tuple[int, ...] | None) -> Array:
@@ -290,15 +283,19 @@ def _taylor(x: Array, degree: int) -> Array:
 
 _HELPERS = MappingProxyType(
     {
+        "weigh": weigh,
         "turned": _turn,
+        "tiled_heads": _tile_heads,
+        "exponent_bits": _exponent_bits,
         "quantized": _quantize,
         "taylor": _taylor,
-        "running": _running,
-        "own_top": _own_top,
-        "divided": _divide,
+        "running": running_maximum,
+        "lagging": lagging_maximum,
+        "own_top": tile_maximum,
+        "divided": divide_each_tile,
         "sees_no_tile": _sees_no_tile,
         "rounded": _round,
         "summed": _sum,
-        "tiles": _tiles,
+        "tiles": average_tiles,
     }
 )

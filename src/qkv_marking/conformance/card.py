@@ -139,11 +139,20 @@ def conform(
     statuses = {name: status_of(group) if group else "absent" for name, group in by_feature.items()}
     name = function if isinstance(function, str) else name_of(function)
     says = f"{name} ({about['says'] or arrays}; {', '.join(dtypes)})"
-    return Report(says, statuses, tuple(results), findings, limits.says(), tuple(sorted(ignored)))
+    said = (limits.says(), tuple(sorted(ignored)), _other_types(results))
+    return Report(says, statuses, tuple(results), findings, *said)
 
 
 def _results_of(feature: str, results: Iterable[CaseResult]) -> list[CaseResult]:
     return [result for result in results if result.feature == feature]
+
+
+def _other_types(results: Iterable[CaseResult]) -> tuple[str, ...]:
+    """Return the dtypes of outputs that differ from a half dtype: "float32 for float16"."""
+    # bfloat16 is not a dtype of NumPy: its results always arrive as float32
+    halves = [one for one in results if one.case.dtype == "float16" and one.outputs]
+    kinds = {str(one.outputs[0].dtype) for one in halves} - {"float16"}
+    return tuple(f"{kind} for float16" for kind in sorted(kinds))
 
 
 def _check_names(**values: Collection[str]) -> None:

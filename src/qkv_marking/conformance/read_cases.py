@@ -36,8 +36,8 @@ class Case:
         sign: 1 if all scores are positive, -1 if all are negative, 0 if their signs differ.
         constant: whether all value vectors of a head are equal. Each output must then equal this
             value vector, because the weights sum to 1.
-        poison: True if masked positions hold NaN; a text such as "nan in key" if a visible position
-            of an array holds NaN or infinity.
+        poison: True if masked positions hold NaN, "nan in masked key" if only those of one array
+            do; a text such as "nan in key" if a visible position of an array holds NaN or infinity.
         backward: whether the call asks for the gradients.
         optional: whether the function may refuse the case and still be right.
         unsaid: options that the function always applies, without a parameter for them. Only the
@@ -70,6 +70,11 @@ class Case:
     def is_backward(self) -> bool:
         """Are the results of the call gradients?"""
         return self.backward or self.feature == "gradient"
+
+    @property
+    def hides_nan(self) -> bool:
+        """Do masked positions hold NaN?"""
+        return self.poison is True or "masked" in str(self.poison)
 
     @property
     def exact(self) -> bool:
@@ -135,8 +140,9 @@ class Case:
         if self.layout:
             words.append(f"{self.layout} in memory")
         if self.poison:
-            visible = isinstance(self.poison, str)
-            words.append(f"visible {self.poison}" if visible else "NaN at masked positions")
+            where = str(self.poison).partition(" in masked ")[2]
+            where = f"masked {where}s" if where else "masked positions"
+            words.append(f"NaN at {where}" if self.hides_nan else f"visible {self.poison}")
         if self.is_backward:
             words.append("gradients")
         if self.spread != 1:

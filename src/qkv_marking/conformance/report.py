@@ -10,6 +10,7 @@ from string import Template
 from typing import Any
 
 from qkv.files import StrPath, replacing
+from qkv_marking._formula import list_diff
 from qkv_marking.conformance._explain import Explanation
 from qkv_marking.conformance._runs import CaseResult
 
@@ -48,6 +49,8 @@ class Report:
             errors for other sizes, so the cases have only sizes within these limits.
         ignored: arguments that `**options` of the function takes, but that never change a result.
             Their features are absent.
+        returned: other dtypes than float16 of results for float16 inputs, such as
+            "float32 for float16". This is no error: the numbers are judged, not their dtype.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Report:
     findings: Mapping[str, WrongCase] = field(default_factory=dict)
     limits: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
+    returned: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -82,11 +86,13 @@ class Report:
         return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
 
     def notes(self) -> list[str]:
-        """Return sentences about the whole function: its limits, and arguments that it ignores."""
+        """Return sentences about the whole function: limits, ignored arguments, other dtypes."""
         limits = f"Limits: {', and '.join(self.limits)}. The function refuses other sizes."
         ignored = f"Ignored: {', '.join(self.ignored)}. The function accepts these arguments in"
         ignored += " **options, but they never change its result."
-        return [limits] * bool(self.limits) + [ignored] * bool(self.ignored)
+        returned = f"Types: the function returns {' and '.join(self.returned)}."
+        notes = ((limits, self.limits), (ignored, self.ignored), (returned, self.returned))
+        return [note for note, those in notes if those]
 
     def remark(self, feature: str) -> str:
         """Describe the result of a feature, for example "as if the kernel ignored softcap"."""
@@ -140,9 +146,7 @@ class Report:
             explained, compared = finding.explanation.explains
             lines.append(f"the defect explains {explained} of {compared} wrong cases")
             lines.append(_CAPTION)
-            for line, instead in finding.explanation.lines:
-                lines += [f"- {part}" for part in instead.splitlines()]
-                lines += [f"+ {part}" for part in line.splitlines()]
+            lines += list_diff(finding.explanation.lines)
         return lines
 
     def to_dict(self) -> dict[str, Any]:
@@ -153,6 +157,7 @@ class Report:
             "features": dict(self.features),
             "limits": [*self.limits],
             "ignored": [*self.ignored],
+            "returned": [*self.returned],
             "findings": {name: _finding(finding) for name, finding in self.findings.items()},
             "cases": [*map(_case, self.cases)],
         }

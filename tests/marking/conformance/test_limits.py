@@ -2,6 +2,7 @@
 
 import os
 
+import numpy as np
 import pytest
 
 import qkv
@@ -75,3 +76,14 @@ def test_sizes_that_crash_are_wrong_and_no_limit():
     assert report.features == {"plain": "wrong"}
     assert "SIGABRT" in str(report)
     assert not any("S is" in limit for limit in report.limits)
+
+
+def test_another_dtype_than_half_precision_is_stated_and_is_not_wrong():
+    def single(query, key, value):
+        return qkv.attention(query, key, value).astype(np.float32)
+
+    report = qkv.conform(single, features=["plain", "half precision"])
+    assert report.features["half precision"] == "right"
+    assert "Types: the function returns float32 for float16." in str(report)
+    assert report.to_dict()["returned"] == ["float32 for float16"]
+    assert not qkv.conform(qkv.attention, features=["half precision"]).returned

@@ -72,8 +72,8 @@ def kernel(*spoiled, tile=TILE):
                 sink = None
                 if sinks is not None:
                     sink = np.atleast_1d(sinks[h]).astype(np.float32)
+                    top = np.maximum(top, sink.max())
                     if "sinks-per-tile" not in spoiled:
-                        top = np.maximum(top, sink.max())
                         total += np.exp(sink - top[:, None]).sum(-1)
                 raw = []
                 last = keys // tile * tile if "partial-tile" in spoiled else keys
@@ -186,11 +186,12 @@ def product(e, v, seen, leaks):
 
 
 def as_pointer(x):
-    """Return the numbers in memory order, as a kernel reads them through a pointer."""
+    """Return the numbers from the first one on, as a kernel reads them through a pointer."""
     whole = x
     while isinstance(whole.base, np.ndarray):
         whole = whole.base
-    return np.resize(whole.reshape(-1), x.size).reshape(x.shape)
+    first = (x.ctypes.data - whole.ctypes.data) // x.itemsize
+    return np.resize(whole.reshape(-1)[first:], x.size).reshape(x.shape)
 
 
 # for each mistake: the feature that shows the mistake, and the defect that the report must name

@@ -1,1 +1,1 @@
-"""A blind trial of `qkv conform`: kernels whose writer has not seen the judge's list of defects."""
+"""Blind trials of `qkv conform`: their writers had not seen the list of known defects."""

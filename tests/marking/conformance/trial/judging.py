@@ -1,4 +1,4 @@
-"""Judge the kernels of the trial, and compare the cards with the table.
+"""Judge the kernels of both trials, and compare the cards with the tables.
 
 `make judge` runs this module as a program: it judges all kernels by all cases, in two processes.
 """
@@ -6,16 +6,31 @@
 import sys
 import time
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from qkv_marking.conformance.card import conform
 from qkv_marking.conformance.report import Report
 
 from .correct import CORRECT, GRADIENTS
+from .second_table import RIGHT, RIGHT_GRADIENTS, SECOND
 from .table import DEFECTIVE, Entry
+
+
+class Trial(NamedTuple):
+    """The kernels of a trial; `gradients` holds the backward passes of correct kernels."""
+
+    defective: list[Entry]
+    correct: list[Any]
+    gradients: Mapping[Any, Any]
+
+
+TRIALS = {
+    "first": Trial(DEFECTIVE, CORRECT, GRADIENTS),
+    "second": Trial(SECOND, RIGHT, RIGHT_GRADIENTS),
+}
 
 
 class Verdict(NamedTuple):
@@ -58,48 +73,56 @@ def name_of(function) -> str:
     return getattr(function, "__name__", "") or type(getattr(function, "func", function)).__name__
 
 
-def _judge_number(number: int) -> tuple[Report, float]:
+def _judge_number(name: str, number: int) -> tuple[Report, float]:
     start = time.perf_counter()
-    if number < len(DEFECTIVE):
-        report = judge(DEFECTIVE[number].function, DEFECTIVE[number].gradient)
+    trial = TRIALS[name]
+    if number < len(trial.defective):
+        report = judge(trial.defective[number].function, trial.defective[number].gradient)
     else:
-        function = CORRECT[number - len(DEFECTIVE)]
-        report = judge(function, GRADIENTS.get(function))
+        function = trial.correct[number - len(trial.defective)]
+        report = judge(function, trial.gradients.get(function))
     return report, time.perf_counter() - start
 
 
-def _count(verdicts: Collection[Verdict], accused: int) -> Iterator[str]:
-    """Yield the counts, beside the numbers that the trial demands."""
+def _count(verdicts: Collection[Verdict], accused: int, correct: int) -> Iterator[str]:
+    """Yield the counts, beside the numbers that each trial demands."""
     yield f"found: {sum(bool(it.bad) for it in verdicts)} of {len(verdicts)} (at least 57)"
     yield f"at the right feature: {sum(bool(it.placed) for it in verdicts)} (at least 57)"
     yield f"named rightly: {sum(it.named for it in verdicts)} (at least 50)"
     yield f"misnamed: {sum(bool(it.name) and not it.named for it in verdicts)} (at most 2)"
-    yield f"correct kernels called wrong: {accused} of {len(CORRECT)} (0)"
+    yield f"correct kernels called wrong: {accused} of {correct} (0)"
 
 
-def main() -> int:
-    """Print the verdict on each kernel; return 1 if the trial demands more."""
+def _judge_trial(name: str, pool: ProcessPoolExecutor) -> bool:
+    """Print the verdict on each kernel of a trial; return whether the trial demands more."""
+    trial = TRIALS[name]
     verdicts, accused, seconds = [], 0, []
-    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        results = pool.map(_judge_number, range(len(DEFECTIVE) + len(CORRECT)))
-        for entry, (report, took) in zip(DEFECTIVE, results, strict=False):
-            verdict = decide(entry, report)
-            verdicts.append(verdict)
-            seconds.append(took)
-            where = ", ".join(verdict.placed or verdict.bad) or "NOT FOUND"
-            mark = "named" if verdict.named else "MISNAMED" if verdict.name else "NOT NAMED"
-            print(f"{name_of(entry.function)} ({took:.1f} s): {where}; {mark}", flush=True)
-            print(f"    the table: {entry.says}\n    the card:  {verdict.name}")
-        for function, (report, took) in zip(CORRECT, results, strict=True):
-            wrong = [feature for feature, status in report.features.items() if status == "wrong"]
-            accused += bool(wrong)
-            seconds.append(took)
-            print(f"{name_of(function)} ({took:.1f} s): {', '.join(wrong) or 'right'}", flush=True)
-    print(*_count(verdicts, accused), sep="\n")
+    numbers = range(len(trial.defective) + len(trial.correct))
+    results = pool.map(_judge_number, [name] * len(numbers), numbers)
+    for entry, (report, took) in zip(trial.defective, results, strict=False):
+        verdict = decide(entry, report)
+        verdicts.append(verdict)
+        seconds.append(took)
+        where = ", ".join(verdict.placed or verdict.bad) or "NOT FOUND"
+        mark = "named" if verdict.named else "MISNAMED" if verdict.name else "NOT NAMED"
+        print(f"{name_of(entry.function)} ({took:.1f} s): {where}; {mark}", flush=True)
+        print(f"    the table: {entry.says}\n    the card:  {verdict.name}")
+    for function, (report, took) in zip(trial.correct, results, strict=True):
+        wrong = [feature for feature, status in report.features.items() if status == "wrong"]
+        accused += bool(wrong)
+        seconds.append(took)
+        print(f"{name_of(function)} ({took:.1f} s): {', '.join(wrong) or 'right'}", flush=True)
+    print(f"The {name} trial", *_count(verdicts, accused, len(trial.correct)), sep="\n")
     print(f"a whole card takes {sum(seconds) / len(seconds):.1f} s, at most {max(seconds):.1f} s")
     misnamed = sum(bool(it.name) and not it.named for it in verdicts)
     short = min(sum(bool(it.bad) for it in verdicts), sum(bool(it.placed) for it in verdicts)) < 57
-    return int(short or sum(it.named for it in verdicts) < 50 or misnamed > 2 or accused > 0)
+    return short or sum(it.named for it in verdicts) < 50 or misnamed > 2 or accused > 0
+
+
+def main() -> int:
+    """Judge both trials; return 1 if one of them demands more."""
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        return max([_judge_trial(name, pool) for name in TRIALS])
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ class Entry(NamedTuple):
 
     `also`: features that the same defect makes wrong, or to which a pair of arguments may be
     counted instead. `gradient`: the backward pass, where the defect is in it. `named`: words of
-    the card that name the defect; they were read beside `says`; "" if the card finds no defect,
-    because the formula has it too in the kernel's own type. `beside`: features without whose cases
-    `feature` is not wrong, or not named rightly.
+    the card that name the defect; they were read beside `says`; "" if the card gives no name.
+    `beside`: features without whose cases `feature` is not wrong, or not named rightly. `found`:
+    False if the card finds no defect, because the formula has it too in the kernel's own type, or
+    because the card states it as a note.
     """
 
     function: Any
@@ -22,6 +23,7 @@ class Entry(NamedTuple):
     gradient: Any = None
     named: str = ""
     beside: tuple[str, ...] = ()
+    found: bool = True
 
 
 EVERYTHING = ("large scores", "half precision", "grouped heads", "strides", "causal", "scale")
@@ -409,6 +411,7 @@ DEFECTIVE = [
         "half precision",
         "the products are stored in float16 before they are scaled, and overflow",
         ("large scores",),
+        found=False,
     ),
     Entry(
         outputs.no_keys_give_nan,
