@@ -14,8 +14,10 @@ from qkv.arrays import Array
 from qkv_marking import _findings
 from qkv_marking._errors import alike, clash, in_words, sentence
 from qkv_marking._findings import Symptom, of_mistake
-from qkv_marking._mistake import Mistake, Steps
+from qkv_marking._formula import Diff, Lines
+from qkv_marking._mistake import Mistake
 from qkv_marking._outcome import Outcome, Sample, close, differ, first_wrong
+from qkv_marking._points import ALL_POINTS, rate_results
 from qkv_marking._result import CheckResult
 
 _T = TypeVar("_T")
@@ -32,11 +34,11 @@ _LEAD = {
 # "Also fragile: ..." introduces a fragile finding if the first finding is a mistake
 _ALSO = {"fragile": " fragile", "convention": " another convention"}
 # a function that computes the result of a case from the given steps of the computation
-Compute = Callable[[Any, Steps], Array]
+Compute = Callable[[Any, Lines], Array]
 Runs = list[Outcome]
 # the steps that reproduce a function's wrong results, and the known mistakes in these steps; None
 # if no known mistakes reproduce the results
-Explanation = tuple[Steps, list[Mistake]] | None
+Explanation = tuple[Lines, list[Mistake]] | None
 NO_FIT = (ValueError, IndexError)  # errors about shapes that do not match
 
 
@@ -75,7 +77,7 @@ def per_seed(make: Callable[[], _T]) -> Callable[[], _T]:
     return of_this_seed
 
 
-def reproduces(run: Outcome, steps: Steps, compute: Compute, exactly: bool = False) -> bool:
+def reproduces(run: Outcome, steps: Lines, compute: Compute, exactly: bool = False) -> bool:
     """Do these steps give the same result, or the same error, as the call `run`?
 
     Args:
@@ -99,7 +101,7 @@ def _can_be_reproduced(run: Outcome) -> bool:
     return isinstance(run.error, NO_FIT) or bool(clash(run.error))
 
 
-def explain(runs: Runs, steps: Steps, known: Sequence[Mistake], compute: Compute) -> Explanation:
+def explain(runs: Runs, steps: Lines, known: Sequence[Mistake], compute: Compute) -> Explanation:
     """Find the fewest mistakes (at most two) that give the results of all runs.
 
     Returns:
@@ -115,7 +117,7 @@ def explain(runs: Runs, steps: Steps, known: Sequence[Mistake], compute: Compute
         for (one, first), (other, second) in combinations(paired, 2)
         if one != other and not first.keys() & second.keys()
     )
-    none: list[tuple[list[Mistake], Steps]] = [([], {})]
+    none: list[tuple[list[Mistake], Lines]] = [([], {})]
     searches = [(False, chain(none, singles, pairs))]
     # first search for mistakes that raise an error with the same message
     if any(run.error is not None for run in runs):
@@ -174,21 +176,30 @@ class Marking:
     name: str
     call: Callable[[Any], Outcome]
     compute: Compute
-    steps: Steps | None  # None if no known steps give the function's results
+    steps: Lines | None  # None if no known steps give the function's results
     _: KW_ONLY
     returns: str = "return the result"
     nothing_done: Callable[[Runs], Symptom | None] = _findings.nothing_done
     # cases with one key, whose weight is always 1: here code that truncates weights to integers
     # gives the right result
     of_weight_one: Sequence[Sample] = field(default=(), init=False)
-    # whether known steps gave the same array as the student's function; it is not enough that both
+    tests: dict[str, Runs] = field(default_factory=dict, init=False)  # the calls of each test
+    varied: Collection[str] | None = field(default=None, init=False)  # see `rate_results`
+    empty: bool = field(default=False, init=False)  # whether the function does nothing
+    # whether known lines gave the same array as the student's function; it is not enough that both
     # raised the same exception
     explained: bool = field(default=False, init=False)
+    # whether each mistake costs points; if not, points depend on what works in the tests
+    by_mistakes: bool = field(default=False, init=False)
+    repeated: int = field(default=0, init=False)  # how often mistakes occur again: 1 point each
     findings: list[Symptom] = field(default_factory=list, init=False)
     runs: Runs = field(default_factory=list, init=False)
     tried: list[str] = field(default_factory=list, init=False)
     limits: list[str] = field(default_factory=list, init=False)
     untried: list[str] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self.right = self.steps or {}  # the right lines
 
     @property
     def wrong(self) -> bool:
@@ -228,10 +239,11 @@ class Marking:
         """Run a test; if a result is wrong, find the known mistakes that give this result."""
         if group.if_right and self.wrong:
             return
-        runs = self.run(group.cases)
+        runs = self.tests[group.what] = self.run(group.cases)
         error = next((run.error for run in runs if run.error is not None), None)
         if group.may_refuse and error is not None and not isinstance(error, NameError):
             self.limits.append(sentence(f"The function refuses {group.what}: {in_words(error)}"))
+            del self.tests[group.what]
             return
         if self.steps is None:
             return  # an earlier test found an error of unknown cause, which may also occur here
@@ -240,18 +252,29 @@ class Marking:
         self.tried.append(group.what)
         if nothing is not None and not self._cuts_off(runs, group.known):
             self.find(nothing)
-            self.steps = None
+            self.steps, self.empty = None, True
             return
         explained, wrong = self.explain(runs, group.known), first_wrong(runs)
         if explained is not None:
             self.steps, mistakes = explained
             self.explained = self.explained or any(run.error is None for run in runs)
             keys = {finding.key for finding in self.findings}  # mistakes that were found earlier
-            self.findings += [of_mistake(new, wrong) for new in mistakes if new.key not in keys]
+            self.findings += [
+                of_mistake(new, wrong, diff=self._diff(new))
+                for new in mistakes
+                if new.key not in keys
+            ]
         elif not self.wrong:
             self.find(group.otherwise(wrong) or self.report_odd(runs, group.what))
             if self.wrong:
                 self.steps = None
+
+    def _diff(self, mistake: Mistake) -> Diff:
+        """Return the lines that a mistake in `self.steps` replaces."""
+        done = self.steps or {}
+        made = next(way for way in mistake.variants if way.items() <= done.items())
+        pairs = ((self.right.get(name, line), line) for name, line in made.items())
+        return tuple((right, line) for right, line in pairs if right != line)
 
     def _cuts_off(self, runs: Runs, known: Sequence[Mistake]) -> bool:
         """Are all outputs zero because a known mistake truncates the weights to integers?"""
@@ -292,15 +315,23 @@ class Marking:
             tuple(dict.fromkeys(finding.key for finding in ordered if finding.kind == kind))
             for kind in _LEAD
         )
-        points = max(0, 10 - 4 * len(wrong) - len(fragile))
-        if not self.explained if self.tried else self.steps is None:
-            points = 0  # no known steps give the function's outputs
+        points = ALL_POINTS - len(fragile)
+        if wrong and self.tests:
+            rated = rate_results([*self.tests.values()], self.call, self.varied)
+            # known lines give all results, so that the other lines are right
+            least = 6 - 2 * len(wrong) if self.steps is not None and self.explained else 0
+            points = min(points, max(rated, least))
+        elif wrong:
+            points = max(0, points - 4 * len(wrong) - self.repeated) if self.by_mistakes else 0
+        if self.empty:
+            points = 0
         return CheckResult(
             message="\n".join([*self._findings(ordered), *([] if wrong else self._tests())]),
             mistakes=wrong,
             fragile=fragile,
             conventions=conventions,
             says={finding.key: f"{finding.says}." for finding in ordered},
+            diffs={finding.key: finding.diff for finding in ordered if finding.diff},
             points=points,
             example=ordered[0].example() if ordered else {},
             task=self.task,
@@ -348,7 +379,9 @@ def mark_values(
     """
     m = Marking(task, name, lambda case: case, lambda case, steps: case, {})
     m.tried = [tried]
-    known = {mistake.key: mistake for mistake in mistakes}
+    found = [*mistakes]
+    known = {mistake.key: mistake for mistake in found}
     m.findings = [of_mistake(mistake, None) for mistake in known.values()]
-    m.explained = not known.keys() & {*unread}
+    m.repeated = len(found) - len(known)
+    m.empty, m.by_mistakes = bool(known.keys() & {*unread}), True
     return m.result()

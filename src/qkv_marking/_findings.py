@@ -9,6 +9,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv_marking import _raised
 from qkv_marking._errors import in_words, line_of
+from qkv_marking._formula import MISSING, Diff
 from qkv_marking._mistake import Mistake, look_up
 from qkv_marking._outcome import Outcome, first_wrong, is_tuple, kind_of
 
@@ -17,9 +18,13 @@ RANDOM = look_up("random")
 
 @dataclass(frozen=True)
 class Symptom(Mistake):
-    """A mistake, the call that shows it, and additional arrays to print with this call."""
+    """A mistake, the call that shows it, and additional arrays to print with this call.
+
+    `diff` holds the lines of the formula that the mistake replaces: pairs (right line, wrong line).
+    """
 
     run: Outcome | None = field(kw_only=True)
+    diff: Diff = field(default=(), kw_only=True)
     more: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
     def example(self) -> dict[str, Any]:
@@ -33,9 +38,12 @@ class Symptom(Mistake):
         return {**run.case.list_arguments(), "yours": yours, "right": run.right, **self.more}
 
 
-def of_mistake(known: Mistake, run: Outcome | None, more: dict[str, Any] | None = None) -> Symptom:
-    """Return a finding: a mistake, and the call (if any) that shows the mistake."""
-    return Symptom(**vars(known), run=run, more=more or {})
+def of_mistake(
+    known: Mistake, run: Outcome | None, more: dict[str, Any] | None = None, diff: Diff = ()
+) -> Symptom:
+    """Return a finding: a mistake, the call (if any) that shows it, and the lines it replaces."""
+    remedy = known.remedy or "; ".join(line for line, _ in diff if line != MISSING)
+    return Symptom(**{**vars(known), "remedy": remedy}, run=run, more=more or {}, diff=diff)
 
 
 def describe(run: Outcome) -> str:

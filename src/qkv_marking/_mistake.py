@@ -1,19 +1,18 @@
-"""Known mistakes, each with a description, its effect, a correction and wrong steps."""
+"""Known mistakes, each with a description, its effect, a correction and wrong lines."""
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, Literal
 
 from qkv_marking._errors import sentence
+from qkv_marking._formula import Lines
 
 Kind = Literal["wrong", "fragile", "convention"]
 
 Function = Callable[..., Any]
-# the steps of a computation, keyed by the name of the step
-Steps = Mapping[str, Function]
 
 _NO_NUDGE = (
     "Compute the output for the smallest input on paper:"
@@ -33,8 +32,8 @@ class Mistake:
         remedy: the line that corrects the mistake.
         kind: "wrong", "fragile" or "convention". Fragile code fails for large numbers or fully
             masked rows. With "convention", the code is correct but follows another convention.
-        variants: the forms in which the mistake occurs. Each form maps names of steps to wrong
-            steps. A wrong step takes the place of the right step with the same name.
+        variants: the forms in which the mistake occurs. Each form maps names of lines of the task's
+            formula to wrong lines.
         nudge: a first hint, which does not name the mistake.
         where: where to look in the code.
         alone: if True, the mistake is never reported together with another mistake, because many
@@ -47,7 +46,7 @@ class Mistake:
     shows: str
     remedy: str = ""
     kind: Kind = "wrong"
-    variants: tuple[Steps, ...] = ()
+    variants: tuple[Lines, ...] = ()
     nudge: str = ""
     where: str = ""
     alone: bool = False
@@ -101,25 +100,3 @@ def look_up(key: str, shows: str = "", **names: str) -> Mistake:
     row = TEXTS[key]
     texts = {field: text.format_map(names) for field, text in row.items() if field != "raised"}
     return Mistake(**({"key": key, "shows": shows} | texts))
-
-
-def fill_hints(
-    remedy: str,
-    *mistakes: Mistake,
-    nudge: str = "",
-    where: str = "",
-    kind: Kind = "wrong",
-    alone: bool = False,
-) -> tuple[Mistake, ...]:
-    """Return the mistakes; fill each empty `remedy`, `nudge` and `where` with the given text."""
-    return tuple(
-        replace(
-            one,
-            remedy=one.remedy or remedy,
-            nudge=one.nudge or nudge,
-            where=one.where or where,
-            kind=kind if one.kind == "wrong" else one.kind,
-            alone=alone or one.alone,
-        )
-        for one in mistakes
-    )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from qkv_marking._errors import words_of
+from qkv_marking._formula import Diff, list_diff
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -24,9 +25,15 @@ class CheckResult:
             not mistakes.
         says: what `message` says about each finding, without the function's name; the keys are the
             short names of the findings.
-        points: 10 points, minus 4 for each mistake and 1 for each fragile finding; at least 0. A
-            function also gets 0 points if it is an empty stub, or if no known mistake explains its
-            wrong outputs.
+        diffs: for each finding that replaces lines of the formula, pairs (right line, wrong line);
+            the function gives the same results as the formula with the wrong lines. A wrong line
+            "pass" means that the line is missing. The keys are the short names of the findings.
+        points: 10 points for a right function, minus 1 for each fragile finding. A function with
+            wrong results gets at most 8 points: up to 5 for results that depend on the same inputs
+            as the right results, and up to 4 for the share of right numbers. If known lines give
+            all results, one mistake leaves at least 4 points, and two leave 2. An empty stub, and a
+            function that returns its input or always the same number, get 0 points. Values that
+            are not functions lose 4 points for each mistake, and 1 for each time it occurs again.
         example: a mapping for the smallest call that shows the first finding. It holds the inputs,
             the function's output or exception (`"yours"`) and the right output (`"right"`). For a
             function with several outputs, a key also contains the output's name, as in
@@ -43,6 +50,7 @@ class CheckResult:
     fragile: tuple[str, ...] = ()
     conventions: tuple[str, ...] = ()
     says: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    diffs: Mapping[str, Diff] = field(default_factory=dict, kw_only=True)
     points: int = 10
     example: Mapping[str, Any] = field(default_factory=dict)
     task: str | None = "attention"
@@ -78,6 +86,9 @@ class CheckResult:
             lines += ["", "The smallest input that shows it:"]
             for name, value in self.example.items():
                 lines += [line.rstrip() for line in _format_value(name, value)]
+        diff = self.diffs.get(next(iter(self.says), ""), ())
+        if changed := [*list_diff(diff, right=False)]:
+            lines += ["", _CAPTION, *(f"  {line}" for line in changed)]
         advice = [*zip(_HINTS, self.hint, strict=False)][:hints]
         if hints >= len(_HINTS):
             others = mends[1:] if [*self.hint[2:]] == mends[:1] else mends
@@ -100,6 +111,7 @@ class CheckResult:
 
 
 _WIDTH = 80
+_CAPTION = "The formula gives the same results if it has:"
 _MENDS = "Correction: "
 _HINTS = ("Hint 1: ", "Hint 2, where to look: ", "Hint 3, correction: ")
 _ALSO_MENDS = "Other corrections: "

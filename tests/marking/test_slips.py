@@ -9,9 +9,8 @@ from qkv_marking.tasks import _block, _kv_cache
 from qkv_marking.tasks._mask import KNOWN as CAUSAL
 from qkv_marking.tasks._positions import MISTAKES as POSITIONS
 from qkv_marking.tasks._softmax import CORE as SOFTMAX
+from qkv_marking.tasks.attention.mistakes import HEADS, core
 from qkv_marking.tasks.decoder import _decoder_task as decoders
-from qkv_marking.tasks.mistakes.formula import core
-from qkv_marking.tasks.mistakes.heads import HEADS
 
 from .written import TASK_OF, WRITTEN, planted
 

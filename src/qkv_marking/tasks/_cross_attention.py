@@ -3,6 +3,7 @@
 Source: Vaswani et al. 2017, Attention Is All You Need, section 3.2.3 (encoder-decoder attention).
 """
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,16 +12,17 @@ import numpy as np
 from qkv.arrays import Array, Arrays
 from qkv_marking._engine import Group, Marking, generator, per_seed
 from qkv_marking._findings import Symptom, of_mistake
-from qkv_marking._mistake import Function, Steps, fill_hints
+from qkv_marking._formula import Lines
+from qkv_marking._mistake import Function, Mistake
 from qkv_marking._outcome import Outcome, options_of
-from qkv_marking.tasks._task import Computation, Phrases, StepwiseMarking, make_task
-from qkv_marking.tasks.attention.steps import RIGHT as ATTENTION, Trial, compute as attention, same
-from qkv_marking.tasks.mistakes.formula import BATCHES as ATTENTION_BATCHES, LARGE, ONE_TEXT, core
-from qkv_marking.tasks.mistakes.masks import HIDING, MASK, TEXTS as TEXTS_OF_A_BATCH
+from qkv_marking.tasks._table import Table
+from qkv_marking.tasks._task import Computation, StepwiseMarking, make_task
+from qkv_marking.tasks.attention import mistakes
+from qkv_marking.tasks.attention.steps import Trial, values_of
 
-_TEXTS = Phrases(__name__)
-
-# the computation, step by step
+TABLE = Table(__package__, "cross_attention", mistakes.HELPERS, mistakes.FORMULA)
+FORMULA = TABLE.formula.part("texts", "keys", *mistakes.FORMULA.lines)
+RIGHT = FORMULA.lines
 
 
 @dataclass(frozen=True)
@@ -37,97 +39,53 @@ class TwoTexts:
         return {"x": self.x, "context": self.context, **self.parameters, "mask": self.mask}
 
 
-def attend(case: Trial, texts: tuple[Array, Array, Array], steps: Steps) -> Array:
-    """Compute attention (..., L, dv) with queries, keys and values from three texts.
+def compute(case: TwoTexts, steps: Lines) -> Array:
+    """Return the output (..., L, dv) of attention from x to the context."""
+    arrays = {"x": case.x, "context": case.context, **case.parameters}
+    out: Array = FORMULA.run(values_of(Trial(arrays, case.mask)), steps)["out"]
+    return out
 
-    Args:
-        case: the first text as `x`, the projections, the masks, and `w_o`, if any.
-        texts: the word vectors for the queries, for the keys and for the values.
-        steps: the steps that compute attention.
+
+def use_texts(known: Mistake) -> Mistake:
+    """Return a mistake of attention in which q, k and v come from the texts x_q, x_k and x_v.
+
+    If q, k or v is computed with the matrix of another one, two ways are possible: it is computed
+    from the text that belongs to this matrix, or from its own text.
     """
 
-    def project(_: Array, *matrices: Array) -> list[Array]:
-        projections = (steps["project"](text, *matrices) for text in texts)
-        return [projected[n] for n, projected in enumerate(projections)]
+    def rewrite(way: Lines, moved: bool) -> Lines:
+        if "project" not in way:
+            return way
+        texts = []
+        for role, product in zip("qkv", way["project"].split(" = ")[1].split(", "), strict=True):
+            matrix = re.search(r"w_(.)", product)
+            text = matrix[1] if matrix and moved else role
+            texts.append(re.sub(r"\bx\b", f"x_{text}", product))
+        return {**way, "project": f"q, k, v = {', '.join(texts)}"}
 
-    return attention(case, {**steps, "project": project})
-
-
-def compute(case: TwoTexts, steps: Steps) -> Array:
-    """Return the output (..., L, dv) of attention from x to the context."""
-    texts = steps["texts"](case.x, case.context)
-    arrays = {"x": texts[0], **case.parameters}
-    return attend(Trial(arrays, mask=steps["keys"](case.mask)), texts, steps)
-
-
-def of_keys(mask: Array) -> Array:
-    """Reshape a key mask (..., S) to (..., 1, S), so that all queries share it."""
-    return mask[..., None, :]
+    ways = [rewrite(way, moved) for way in known.variants for moved in (True, False)]
+    once = (way for n, way in enumerate(ways) if way not in ways[:n])
+    return replace(known, variants=tuple(once))
 
 
-RIGHT: Steps = {
-    **ATTENTION,
-    "texts": lambda x, context: (x, context, context),
-    "keys": of_keys,
-    "blank": same,  # no case has a fully masked row
-}
-
-# the mistakes
-
-TEXTS = _TEXTS.mistakes(
-    {
-        "cross-keys-from-x": [lambda x, context: (x, x, context)],
-        "cross-values-from-x": [lambda x, context: (x, context, x)],
-        "cross-self": [lambda x, context: (x, x, x)],
-        "cross-queries-from-context": [lambda x, context: (context, context, context)],
-        "cross-texts-exchanged": [lambda x, context: (context, x, x)],
-    },
-    step="texts",
-)
-CAUSAL = _TEXTS.mistakes(
-    {
-        "cross-causal": [
-            lambda i, j: j <= i,
-            lambda i, j: j <= i + j.max() - i.max(),  # the last word sees the whole context
-        ]
-    },
-    step="not_causal",
-)
-_INVERTED, _IGNORED = MASK[:2]
-_LOW: Steps = {"mask": np.logical_not, "hide": lambda s, visible: np.where(visible, s, -1e9)}
-# _LOW inverts the mask and uses -1e9, because -inf would give nan in fully masked rows
-INVERTED = replace(_INVERTED, variants=(*_INVERTED.variants, _LOW))
-BATCHES = (
-    _TEXTS.mistake("cross-mask-on-batch", {"keys": same}),
-    *TEXTS_OF_A_BATCH,
-    *ATTENTION_BATCHES,
-)
+_INVERTED, _IGNORED = mistakes.MASK[:2]
+_WAY = _INVERTED.variants[0]  # the other way is for masks of numbers
+# -inf would give nan in fully masked rows
+_LOW = {**_WAY, "hide": "scores = np.where(visible, scores, -1e9)"}
+INVERTED = replace(_INVERTED, variants=(_WAY, _LOW))
+BATCHES = (*TABLE.group("cross-mask-on-batch"), *mistakes.OF_TEXTS, *mistakes.BATCHES)
 
 # In a decoder block, the marker reports these mistakes only if the block has no second mistake.
 # If the marker combined one of these mistakes with a second mistake, such a pair would match the
 # results of too many wrong functions by chance.
 _ROLES = ("query-key-swapped", "key-as-value", "projections-swapped", "projections-shared")
-CORE = [known for known in core("x,w_q,w_k,w_v") if known.key != "causal-always"]
+CORE = [known for known in mistakes.core("x,w_q,w_k,w_v") if known.key != "causal-always"]
 CORE_OF_TWO = [replace(known, alone=known.alone or known.key in _ROLES) for known in CORE]
 KNOWN = (
-    *TEXTS,
-    *CAUSAL,
-    *fill_hints(
-        "scores = np.where(mask[..., None, :], scores, -np.inf)  # (..., L, S)",
-        INVERTED,
-        _IGNORED,
-        *HIDING,
-    ),
-    _TEXTS.mistake("cross-mask-on-queries", {"keys": lambda mask: mask[..., :, None]}),
-    *CORE,
-)
-
-# wrong projections in a decoder block: self-attention and cross-attention swap their projections,
-# or both use the same projections
-EXCHANGED: tuple[Function, ...] = (
-    lambda first, second: (second, first),
-    lambda first, second: (first, first),
-    lambda first, second: (second, second),
+    *TABLE.group("texts", "cross-causal"),
+    *(INVERTED, _IGNORED, *mistakes.HIDING),
+    *TABLE.group("cross-mask-on-queries"),
+    *map(use_texts, CORE),
 )
 
 # the tests
@@ -172,13 +130,13 @@ def _others() -> tuple[Group, ...]:
     large = TwoTexts(x, context, {"w_q": 1000 * one, "w_k": one, "w_v": one}, masks_of("11"))
     return (
         Group("batches", [two, three, four], BATCHES, one_text_only),
-        Group("scores of 1000", [large], LARGE),
+        Group("scores of 1000", [large], mistakes.LARGE),
     )
 
 
 def one_text_only(wrong: Outcome) -> Symptom | None:
     """Return a finding if a call with a batch raises an error."""
-    return of_mistake(ONE_TEXT, wrong) if wrong.error is not None else None
+    return of_mistake(mistakes.ONE_TEXT, wrong) if wrong.error is not None else None
 
 
 def _mark(function: Function) -> Marking:

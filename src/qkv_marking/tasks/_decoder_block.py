@@ -3,7 +3,7 @@
 Sources: Vaswani et al. 2017 (three parts per block), Xiong et al. 2020 (pre-norm).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations, permutations
 from typing import Any
@@ -12,18 +12,24 @@ import numpy as np
 
 from qkv.arrays import Array, Shape
 from qkv_marking._engine import Group, Marking, generator, per_seed
-from qkv_marking._mistake import Function, Mistake, Steps
+from qkv_marking._formula import Formula, Lines
+from qkv_marking._mistake import Function, Mistake
 from qkv_marking._outcome import close, options_of
 from qkv_marking.tasks import _block, _cross_attention as cross
-from qkv_marking.tasks._block import BlockMarking, Part, pre_norm, some_parts, wire
-from qkv_marking.tasks._task import Computation, Phrases, make_task
-from qkv_marking.tasks.attention.steps import Trial, same
-from qkv_marking.tasks.mistakes.formula import BATCHES, LARGE
-from qkv_marking.tasks.mistakes.masks import HIDING, TEXTS as MASKS_OF_A_BATCH
+from qkv_marking.tasks._block import BlockMarking, make_mlp, make_norm
+from qkv_marking.tasks._table import Table
+from qkv_marking.tasks._task import Computation, make_task
+from qkv_marking.tasks.attention import mistakes
+from qkv_marking.tasks.attention.steps import Trial, values_of
 
-_TEXTS = Phrases(__name__)
-
-# the computation, step by step
+_BLOCK = _block.TABLE.formula
+_BASE = Formula({**_BLOCK.lines, **cross.RIGHT}, _BLOCK.when, _BLOCK.helpers)
+TABLE = Table(__package__, "decoder_block", base=_BASE)
+RIGHT = TABLE.formula.lines
+_ATTENTION = mistakes.FORMULA.lines
+_WIRES = TABLE.formula.part("norms", "add_self", "context", "add_cross", "add_mlp")
+_SELF = TABLE.formula.part("self_weights", "self_texts", "self_mask", "self_causal", *_ATTENTION)
+_CROSS = TABLE.formula.part("cross_weights", "texts", "keys", "cross_causal", *_ATTENTION)
 
 
 class BlockOfTwoTexts(cross.TwoTexts):
@@ -35,194 +41,71 @@ class BlockOfTwoTexts(cross.TwoTexts):
         return {"x": self.x, "context": self.context, **named, "mask": self.mask}
 
 
-def compute(case: cross.TwoTexts, steps: Steps) -> Array:
+def compute(case: cross.TwoTexts, steps: Lines) -> Array:
     """Return the block's output (..., T, D)."""
-    p, visible = case.parameters, cross.of_keys(case.mask)
-
-    def norm(number: int) -> Part:
-        scale, shift = p[f"norm{number}_scale"], p[f"norm{number}_shift"]
-        return lambda x: steps["affine"](steps["normalize"](x), scale, shift)
-
-    norms = [norm(number) for number in steps["norms"]((1, 2, 3))]
-    first, second = steps["projections"]("self", "cross")
-
-    def attention(name: str, texts: tuple[Array, Array, Array], mask: Any, causal: bool) -> Array:
-        arrays = {"x": texts[0], **{f"w_{role}": p[f"{name}_{role}"] for role in "qkv"}}
-        one = Trial(arrays, mask=mask, causal=causal, output=p[f"{name}_o"])
-        return cross.attend(one, texts, steps)
+    p = case.parameters
+    given = {**values_of(Trial({"context": case.context}, case.mask)), "parameters": p}
 
     def self_attention(x: Array) -> Array:
-        texts = steps["own"](x, case.context)
-        return attention(first, texts, steps["own_mask"](visible), steps["own_causal"]())
-
-    def cross_attention(x: Array) -> Array:
-        texts = steps["texts"](x, steps["context"](case.context, norms[1]))
-        return attention(second, texts, steps["other_mask"](visible), steps["other_causal"]())
-
-    def mlp(x: Array) -> Array:
-        out: Array = steps["mlp"](x, p, steps["activation"])
+        out: Array = _SELF.run({**given, "x": x}, steps)["out"]
         return out
 
-    out: Array = steps["wire"](case.x, (self_attention, cross_attention, mlp), norms)
+    def cross_attention(x: Array, context: Array) -> Array:
+        out: Array = _CROSS.run({**given, "x": x, "context": context}, steps)["out"]
+        return out
+
+    values = {
+        "x": case.x,
+        "context": case.context,
+        "norm": lambda number: make_norm(number, p, steps),
+        "self_attention": self_attention,
+        "cross_attention": cross_attention,
+        "mlp": make_mlp(p, steps),
+    }
+    out: Array = _WIRES.run(values, steps)["x"]
     return out
 
 
-RIGHT: Steps = {
-    **_block.RIGHT,
-    "norms": same,
-    "projections": lambda first, second: (first, second),
-    "own": lambda x, context: (x, x, x),
-    "own_mask": lambda visible: None,
-    "own_causal": lambda: True,
-    "texts": lambda x, context: (x, context, context),
-    "context": same,
-    "other_mask": same,
-    "other_causal": lambda: False,
-    "blank": same,  # no case has a fully masked row
-}
-
-# the mistakes
-
-_SUBSETS = [numbers for size in (1, 2, 3) for numbers in combinations(range(3), size)]
+_PARTS = {"add_self": "self-attention", "add_cross": "cross-attention", "add_mlp": "the MLP"}
 
 
-def _some(other: Callable[[Array, Part, Part], Array]) -> list[Steps]:
-    """Return one step for each subset of the three parts.
-
-    The step uses `other` for the parts in the subset, and pre-norm for the remaining parts.
-    """
-    return [some_parts(numbers, other) for numbers in _SUBSETS]
-
-
-def _reorder(order: Sequence[int], norms_too: bool) -> Steps:
-    """Return a step that changes the order of the parts; `norms_too` moves the norms as well."""
-    return wire(
-        lambda x, parts, norms: pre_norm(
-            x, [parts[n] for n in order], [norms[n] for n in order] if norms_too else norms
-        )
-    )
+def _list_orders() -> Iterator[Lines]:
+    """Yield each wrong order of the parts twice: the norms move with their parts, or stay."""
+    right = [RIGHT[line] for line in _PARTS]
+    for order in [*permutations(range(3))][1:]:
+        yield dict(zip(_PARTS, (right[n] for n in order), strict=True))
+        stay = (right[n].replace(f"norm{n + 1}", f"norm{at + 1}") for at, n in enumerate(order))
+        yield dict(zip(_PARTS, stay, strict=True))
 
 
-def _parallel(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
-    """Let self-attention and cross-attention read the same x."""
-    self_attention, cross_attention, mlp = parts
-    x = x + self_attention(norms[0](x)) + cross_attention(norms[1](x))
-    return x + mlp(norms[2](x))
-
-
-def _from_start(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
-    """Add the MLP's output to the input of cross-attention, not to the input of the MLP."""
-    self_attention, cross_attention, mlp = parts
-    x = x + self_attention(norms[0](x))
-    return x + mlp(norms[2](x + cross_attention(norms[1](x))))
+def _use_some_lines(mistake: Mistake) -> Mistake:
+    """Return a mistake that is made in some lines of its only way, or in all these lines."""
+    (way,) = mistake.variants
+    some = (names for size in (1, 2, 3) for names in combinations(way, size))
+    return replace(mistake, variants=tuple({name: way[name] for name in names} for names in some))
 
 
 WIRING = (
-    _TEXTS.mistake(
-        "decoder-block-order",
-        *(
-            _reorder(order, norms_too)
-            for order in [*permutations(range(3))][1:]
-            for norms_too in (True, False)
-        ),
-    ),
+    TABLE.mistake("decoder-block-order", *_list_orders()),
     *(
-        _TEXTS.mistake(
-            "part-missing", some_parts((number,), lambda x, part, norm: x), short=short, part=part
-        )
-        for number, (short, part) in enumerate(
-            [("self", "self-attention"), ("cross", "cross-attention"), ("mlp", "the MLP")]
-        )
+        TABLE.mistake("part-missing", {line: "pass"}, short=line.removeprefix("add_"), part=part)
+        for line, part in _PARTS.items()
     ),
-    *_TEXTS.mistakes(
-        {
-            "decoder-block-no-residual": _some(lambda x, part, norm: part(norm(x))),
-            "decoder-block-normed-stream": _some(lambda x, part, norm: norm(x) + part(norm(x))),
-            "decoder-block-no-norm": _some(lambda x, part, norm: x + part(x)),
-            "decoder-block-post-norm": _some(lambda x, part, norm: norm(x + part(x)))[-1:],
-            "decoder-block-norm-of-part": _some(lambda x, part, norm: x + norm(part(x)))[-1:],
-            "decoder-block-parallel": [_parallel],
-            "decoder-block-from-start": [_from_start],
-            "decoder-block-norm-shared": [
-                {"norms": lambda numbers, used=used: [*map(int, str(used))]}
-                for used in (113, 122, 121, 223, 323, 133, 111, 112, 213, 132, 321)
-            ],
-        },
-        step="wire",
-    ),
+    *map(_use_some_lines, TABLE.group("of-some-parts")),
+    *TABLE.group("of-the-block"),
 )
-
-TEXTS = _TEXTS.mistakes(
-    {
-        "cross-keys-from-x": [lambda x, context: (x, x, context)],
-        "cross-values-from-x": [lambda x, context: (x, context, x)],
-        "cross-self": [
-            {"texts": RIGHT["own"], "other_mask": RIGHT["own_mask"]},
-            RIGHT["own"],
-            {
-                "texts": RIGHT["own"],
-                "other_mask": RIGHT["own_mask"],
-                "other_causal": RIGHT["own_causal"],
-            },
-        ],
-        "decoder-block-context-normed": [{"context": lambda context, norm: norm(context)}],
-        "self-reads-context": [
-            {"own": RIGHT["texts"]},
-            {"own": RIGHT["texts"], "own_causal": RIGHT["other_causal"]},
-            {
-                "own": RIGHT["texts"],
-                "own_causal": RIGHT["other_causal"],
-                "own_mask": RIGHT["other_mask"],
-            },
-        ],
-        "decoder-block-projections": [{"projections": way} for way in cross.EXCHANGED],
-    },
-    step="texts",
-)
-
-VISIBLE = (
-    *_TEXTS.mistakes(
-        {
-            "self-not-causal": [{"own_causal": lambda: False}],
-            "cross-causal": [{"other_causal": lambda: True}],
-            "cross-padding-seen": [{"other_mask": lambda visible: None}],
-            "self-masked-as-context": [
-                {"own_mask": same},
-                {"own_mask": same, "own_causal": lambda: False},
-                {"own_mask": same, "other_mask": lambda visible: None},
-            ],
-        }
-    ),
-    cross.INVERTED,
-    *HIDING,
-    _TEXTS.mistake(
-        "cross-mask-on-queries", {"other_mask": lambda visible: visible[..., 0, :, None]}
-    ),
-)
-ON_BATCH = _TEXTS.mistake("cross-mask-on-batch", {"other_mask": lambda visible: visible[..., 0, :]})
-
-
-def _of_three(known: Sequence[Mistake]) -> Iterator[Mistake]:
-    """Yield the mistakes of the task `block` that can occur in a decoder block (three parts)."""
-    for mistake in known:
-        wires = any("wire" in variant for variant in mistake.variants)
-        if not wires and not mistake.key.startswith("block-"):
-            yield mistake
-
-
 KNOWN = (
     *WIRING,
-    *TEXTS,
-    *VISIBLE,
-    _TEXTS.mistake("decoder-block-no-output-projection", {"output": same}),
-    *_of_three((*_block.NORMS, *_block.MLPS)),
-    *cross.CORE_OF_TWO,
-    *_of_three(_block.SLIPS),
+    *TABLE.group("texts", "decoder-block-projections", "visible"),
+    cross.INVERTED,
+    *mistakes.HIDING,
+    *TABLE.group("cross-mask-on-queries", "decoder-block-no-output-projection"),
+    *_block.TABLE.group("norms", "mlps"),
+    *map(cross.use_texts, cross.CORE_OF_TWO),
+    *_block.SLIPS,
 )
 
 # the tests
-
-_WITHOUT_EPS: Steps = {**RIGHT, "normalize": lambda x: _block.layer_norm(x, eps=0.0)}
 
 
 def _draw(rng: np.random.Generator, sizes: Shape, *masks: str) -> BlockOfTwoTexts:
@@ -253,9 +136,8 @@ def _draw(rng: np.random.Generator, sizes: Shape, *masks: str) -> BlockOfTwoText
         # Dividing by 4 makes the scores small, so that no key gets all the weight.
         context = vectors(*mask.shape) / 4
         case = BlockOfTwoTexts(vectors(*mask.shape[:-1], words), context, parameters, mask)
-        with np.errstate(all="ignore"):
-            if close(compute(case, RIGHT), compute(case, _WITHOUT_EPS)):
-                return case
+        if close(compute(case, {}), compute(case, *_block.EMPTY[0].variants)):
+            return case
 
 
 @per_seed
@@ -273,7 +155,8 @@ def one_text() -> list[BlockOfTwoTexts]:
 
 @per_seed
 def _others() -> tuple[Group, ...]:
-    batches = (*BATCHES, ON_BATCH, *MASKS_OF_A_BATCH)
+    on_batch = TABLE.group("cross-mask-on-batch")
+    batches = (*mistakes.BATCHES, *on_batch, *mistakes.OF_TEXTS)
     two, three = (
         _draw(generator(711), (2, 4, 3), "110", "101"),
         _draw(generator(712), (3, 4, 2), "1100", "1111", "1010"),
@@ -287,7 +170,7 @@ def _others() -> tuple[Group, ...]:
     return (
         Group("batches", [two, three], batches, cross.one_text_only),
         Group("a word of zeros", [empty], _block.EMPTY),
-        Group("scores of 1000", [replace(large, parameters=ones)], LARGE),
+        Group("scores of 1000", [replace(large, parameters=ones)], mistakes.LARGE),
     )
 
 

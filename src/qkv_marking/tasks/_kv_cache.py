@@ -5,22 +5,30 @@
 Source: Shazeer 2019, Fast Transformer Decoding (incremental attention).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, Arrays
 from qkv_marking._engine import Group, Marking, generator, per_seed
 from qkv_marking._findings import Symptom, nothing_returned, of_mistake, overwritten
-from qkv_marking._mistake import Function, Mistake, Steps
+from qkv_marking._formula import Lines
+from qkv_marking._mistake import Function, Mistake
 from qkv_marking._outcome import Outcome, differ, first_wrong, kind_of, numbers, options_of, outcome
-from qkv_marking.tasks._task import Computation, Phrases, StepwiseMarking, make_task
-from qkv_marking.tasks.attention.steps import RIGHT as ATTENTION, Scales
-from qkv_marking.tasks.mistakes.formula import LARGE, OF_CAUSAL, core
+from qkv_marking.tasks._table import Table
+from qkv_marking.tasks._task import Computation, StepwiseMarking, make_task
+from qkv_marking.tasks.attention import mistakes
+from qkv_marking.tasks.attention.mistakes import LARGE, OF_CAUSAL, core
 
-_TEXTS = Phrases(__name__)
+_TABLE = Table(__package__, "kv_cache", base=mistakes.FORMULA)
+FORMULA = _TABLE.formula
+RIGHT = FORMULA.lines
+# the lines that compute scores and those that compute the output; the mask comes between them
+SCORE, WEIGH = ("score", "scale"), ("hide", "shift", "exp", "normalise", "weigh")
+SELF_ATTEND = ("project", "append", "keep", "count", *SCORE, "visible", "causal", *WEIGH)
+_STEP = FORMULA.part("positions", *SELF_ATTEND)
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,11 @@ class Calls:
     def pieces(self) -> list[Array]:
         """Return the word vectors of each call."""
         return np.split(self.arrays["x"], np.cumsum(self.parts)[:-1])
+
+    def split_arrays(self) -> Iterator[Arrays]:
+        """Yield the arrays of each call; "x" holds only the words of this call."""
+        for n, x in enumerate(self.pieces()):
+            yield {**self.arrays, **(self.later or {} if n else {}), "x": x}
 
     def list_arguments(self) -> dict[str, Any]:
         """Return the arguments that a learner needs to repeat these calls."""
@@ -123,12 +136,14 @@ class StepMarking(StepwiseMarking):
         if isinstance(first.error, NoCacheError):
             self.find(self._no_cache(first, first.error))
             whole = replace(self.smallest, parts=(sum(self.smallest.parts),))
-            if not outcome(whole, self.stepping.alone, first.right).is_right:
+            self.by_mistakes = outcome(whole, self.stepping.alone, first.right).is_right
+            if not self.by_mistakes:
                 self.steps = None  # one call with all words is wrong too
         elif not first.is_right and self._right_in_other_order():
-            self.find(_TEXTS.finding("cache-first", first, remedy=self.returns))
+            self.by_mistakes = True
+            self.find(_TABLE.finding("cache-first", first, remedy=self.returns))
         elif first.is_right and differ(first.out, again.out):
-            shared = _TEXTS.finding("cache-shared", again)
+            shared = _TABLE.finding("cache-shared", again)
             self.find(replace(shared, more={"yours the first time": first.out}))
         else:
             self.first_call(self.smallest)
@@ -188,8 +203,10 @@ class StepMarking(StepwiseMarking):
             return
         self.tried.append("keys and values of earlier calls")
         runs = self.run(others)
-        for mistake in (self.explain(runs, recomputed) or (None, []))[1]:
-            self.find(of_mistake(mistake, first_wrong(runs)))
+        if (explained := self.explain(runs, recomputed)) is not None:
+            self.steps, found = explained
+            for mistake in found:
+                self.find(of_mistake(mistake, first_wrong(runs), diff=self._diff(mistake)))
         given_back = tuple(self.stepping.given_back)
         self.find(overwritten([replace(self.runs[0], given_back=given_back)]))
         if not self.wrong and self._writes_to_cache():
@@ -234,164 +251,34 @@ class StepMarking(StepwiseMarking):
             return replace(nothing_returned(run, str(error), self.returns), more=yours)
         long = isinstance(error.returned, tuple | list) and len(error.returned) > 2
         name = "cache-not-one-object" if long else "cache-not-returned"
-        finding = _TEXTS.finding(name, run, error=error, remedy=self.returns)
+        finding = _TABLE.finding(name, run, error=error, remedy=self.returns)
         return replace(finding, more=yours)
 
 
 _WEIGHTS = ("w_q", "w_k", "w_v")
 
-# the computation, step by step
 
-
-class Past(NamedTuple):
-    """The cached keys and values of earlier words."""
-
-    key: Array
-    value: Array
-
-
-def compute(case: Calls, steps: Steps) -> Array:
+def compute(case: Calls, steps: Lines) -> Array:
     """Return the outputs (T, dv) of all calls, concatenated."""
-    w_q, w_k, w_v = (case.arrays[name] for name in _WEIGHTS)
-    past = Past(np.zeros((0, w_k.shape[1])), np.zeros((0, w_v.shape[1])))
-    outs: list[Array] = []
-    before = 0
     words = case.arrays["x"][:0]  # the words of the earlier calls
-    for x in case.pieces():
-        if case.later is not None and outs:
-            w_q, w_k, w_v = (case.later[name] for name in _WEIGHTS)
-        past = Past(*steps["recalls"](past, words, w_k, w_v))
-        if case.positions is not None:
-            x = x + case.positions[steps["positions"](len(x), before, len(outs))]
-        words = np.concatenate([words, x])
-        out, past = advance(x, (w_q, w_k, w_v), past, steps)
-        outs.append(out)
-        before += len(x)
+    cache = words @ case.arrays["w_k"], words @ case.arrays["w_v"]
+    outs = []
+    for calls, arrays in enumerate(case.split_arrays()):
+        earlier = {"calls": calls, "words": words, "before": len(words), "cache": cache}
+        names = _STEP.run({**arrays, **earlier, "positions": case.positions}, steps)
+        outs.append(np.atleast_2d(names["out"]))
+        cache, words = names["new_cache"], np.concatenate([words, names["x"]])
     return np.concatenate(outs)
 
 
-def advance(x: Array, weights: Sequence[Array], past: Past, steps: Steps) -> tuple[Array, Past]:
-    """Compute causal attention from new words to all words; return the output and new cache."""
-    q, k, v = steps["choose"](*steps["project"](x, *weights))
-    keys, values = steps["reads"](past, k, v)
-    first = steps["first"](len(past.key), len(keys), len(x))  # the position of the first new word
-    i, j = np.arange(len(q))[:, None], np.arange(len(keys))
-    out = attend(q, keys, values, steps["sees"](i, j, first), x.shape[1], steps)
-    return out, Past(*steps["keeps"](past, k, v))
-
-
-def attend(q: Array, k: Array, v: Array, sees: Array, width: int, steps: Steps) -> Array:
-    """Return the output (n, dv) of attention from new queries to visible keys."""
-    if not len(k):
-        return np.zeros((len(q), v.shape[1]))
-    sizes = Scales(q.shape[-1], v.shape[-1], len(k), width, q.shape[-1])
-    scores = steps["scale"](steps["score"](q, k), sizes)
-    visible = np.broadcast_to(sees, scores.shape)
-    weights = steps["normalise"](steps["exp"](steps["shift"](np.where(visible, scores, -np.inf))))
-    out: Array = steps["weigh"](weights, v, sizes)
-    return out
-
-
-def after(past: Past, k: Array, v: Array) -> tuple[Array, Array]:
-    """Append the new rows of keys and values to the cached rows."""
-    return np.concatenate([past.key, k]), np.concatenate([past.value, v])
-
-
-RIGHT: Steps = {
-    **ATTENTION,
-    "positions": lambda new, before, calls: before + np.arange(new),
-    "recalls": lambda past, words, w_k, w_v: past,
-    "reads": after,
-    "keeps": after,
-    "first": lambda past, keys, new: keys - new,
-}
-
-
-# known mistakes; each mistake replaces some steps
-
-
-def _both(way: Callable[[Past, Array, Array], Sequence[Array]]) -> Steps:
-    """Return the steps "reads" and "keeps"; each step calls `way` to join cached and new rows.
-
-    "reads" returns the rows that attention reads, and "keeps" returns the rows for the cache.
-    """
-    return {"reads": way, "keeps": way}
-
-
-def _twice(past: Past, k: Array, v: Array) -> tuple[Array, Array]:
-    """Append the new rows to the cached rows, then append them again."""
-    return after(Past(*after(past, k, v)), k, v)
-
-
-def _new(past: Past, k: Array, v: Array) -> tuple[Array, Array]:
-    return k, v
-
-
-CACHING = _TEXTS.mistakes(
-    {
-        "cache-unused": [{"reads": _new}],
-        "cache-overwritten": [{"keeps": _new}],
-        "cache-twice": [{"keeps": _twice}, {"reads": _twice}, _both(_twice)],
-        "cache-twice-at-first": [
-            _both(lambda past, k, v: after(past if len(past.key) else Past(k, v), k, v))
-        ],
-        "cache-one-of-two": [
-            _both(lambda past, k, v: (after(past, k, v)[0], v)),
-            _both(lambda past, k, v: (k, after(past, k, v)[1])),
-        ],
-        "cache-summed": [
-            _both(lambda past, k, v: (past.key + k, past.value + v) if len(past.key) else (k, v))
-        ],
-        # attention reads only the keys of earlier words, at their right positions
-        "cache-late": [
-            {"reads": lambda past, k, v: past, "first": lambda past, keys, new: past},
-            {
-                "reads": lambda past, k, v: past if len(past.key) else (k, v),
-                "first": lambda past, keys, new: past,
-            },
-        ],
-    }
-)
+CACHING, MASKING, PLACING = (_TABLE.group(name) for name in ("rows", "masks", "positions"))
 # the cache stays empty; the marker tries this mistake if the first call returns None as the cache
-NOT_FILLED = _TEXTS.mistake("cache-not-filled", {"keeps": lambda past, k, v: past})
+NOT_FILLED = _TABLE.mistake("cache-not-filled")
 # The test changes the projections after the first call. A correct step function continues to use
 # the rows that it cached before the change. A step function with this mistake computes these rows
 # again, and gets other numbers.
-RECOMPUTED = _TEXTS.mistake(
-    "cache-recomputed",
-    {"recalls": lambda past, words, w_k, w_v: (words @ w_k, words @ w_v)},
-    {"recalls": lambda past, words, w_k, w_v: (words @ w_k, past.value)},
-    {"recalls": lambda past, words, w_k, w_v: (past.key, words @ w_v)},
-)
-EXCHANGED = _TEXTS.mistake("cache-exchanged", {"keeps": lambda past, k, v: after(past, k, v)[::-1]})
-MASKING = _TEXTS.mistakes(
-    {
-        "cache-no-mask": [lambda i, j, first: j >= 0],
-        "cache-mask-first-call": [lambda i, j, first: (j <= i) | (first > 0)],
-        "cache-mask-no-first": [lambda i, j, first: (j <= first + i) | (first == 0)],
-        "cache-mask-upper": [lambda i, j, first: j >= first + i],
-        "cache-mask-row": [lambda i, j, first: j <= (first + i).T],
-        "cache-counts-arrays": [{"first": lambda past, keys, new: 2 if past else 0}],
-        "cache-mask-start": [lambda i, j, first: j <= i],
-        "cache-mask-diagonal": [lambda i, j, first: j < first + i],
-        "cache-mask-ahead": [lambda i, j, first: j <= first + i + 1],
-        "cache-front": [_both(lambda past, k, v: after(Past(k, v), *past))],
-    },
-    step="sees",
-)
-PLACING = _TEXTS.mistakes(
-    {
-        "cache-positions-restart": [lambda new, before, calls: np.arange(new)],
-        "cache-positions-calls": [lambda new, before, calls: calls + np.arange(new)],
-        "cache-positions-off": [
-            lambda new, before, calls: before + 1 + np.arange(new),
-            lambda new, before, calls: before + new + np.arange(new),
-        ],
-        # the last row of the table is zeros
-        "cache-positions-ignored": [lambda new, before, calls: np.full(new, -1)],
-    },
-    step="positions",
-)
+RECOMPUTED = _TABLE.mistake("cache-recomputed")
+EXCHANGED = _TABLE.mistake("cache-exchanged")
 KNOWN = (*CACHING, *MASKING, *core("x,w_q,w_k,w_v"), *OF_CAUSAL, EXCHANGED)
 
 # the test inputs, and the function that marks an answer

@@ -9,13 +9,14 @@ from qkv.arrays import Array
 from qkv_marking._engine import Group, Marking, by_seed, generator
 from qkv_marking._errors import WrongParameters
 from qkv_marking._findings import Symptom, of_mistake
-from qkv_marking._mistake import Function, Mistake, Steps, fill_hints
+from qkv_marking._formula import Lines
+from qkv_marking._mistake import Function, Mistake
 from qkv_marking._outcome import Outcome, close, name_of, numbers, options_of, outcome
-from qkv_marking.tasks._task import Phrases, both_ends, make_task, pick
-from qkv_marking.tasks.attention import attention_tasks
-from qkv_marking.tasks.attention.steps import CORE, RIGHT as ATTENTION, Trial, learner
+from qkv_marking.tasks._table import Table
+from qkv_marking.tasks._task import make_task, pick
+from qkv_marking.tasks.attention import attention_tasks, mistakes
+from qkv_marking.tasks.attention.steps import CORE, Trial, learner
 from qkv_marking.tasks.attention.symptoms import large_scores
-from qkv_marking.tasks.mistakes import formula, masks
 
 
 @dataclass(frozen=True)
@@ -29,32 +30,18 @@ class Length:
         return {"length": self.length}
 
 
-def compute(case: Length, steps: Steps) -> Array:
+_TEXTS = Table(__package__, "mask")
+RIGHT = _TEXTS.formula.lines
+
+
+def compute(case: Length, steps: Lines) -> Array:
     """Return a matrix (L, L) with 1 where query i sees key j, and 0 elsewhere."""
-    i, j = np.arange(case.length)[:, None], np.arange(case.length)
-    visible: Array = np.broadcast_to(steps["sees"](i, j, 0), (case.length, case.length))
+    visible: Array = _TEXTS.formula.run({"length": case.length, "q_offset": 0}, steps)["visible"]
     return visible.astype(np.float64)
 
 
-RIGHT: Steps = {"sees": ATTENTION["sees"]}
-_TEXTS = Phrases(__name__)
 LINE = "mask = np.tril(np.ones((length, length), dtype=bool))  # True = may attend"
-KNOWN = fill_hints(
-    LINE,
-    *masks.causal(masks.OFF, LINE),
-    _TEXTS.mistake("causal-itself", {"sees": lambda i, j, first: j == i}),
-    *both_ends(
-        _TEXTS,
-        "row-forgotten",
-        lambda at: {"sees": lambda i, j, first: (j <= i) & (i != i[at])},
-    ),
-    *both_ends(
-        _TEXTS,
-        "key-forgotten",
-        lambda at: {"sees": lambda i, j, first: (j <= i) & (j != j[at])},
-    ),
-    where="the line that compares positions, or the argument k of np.tril",
-)
+KNOWN = (*mistakes.causal(mistakes.OFF, LINE), *_TEXTS.group("causal-itself", "forgotten"))
 
 _TRUE_MASKS = _TEXTS.mistake("mask-true-hides")
 _NUMBERS = _TEXTS.mistake("mask-of-numbers")
@@ -148,7 +135,7 @@ def _nothing_but_nan(wrong: Outcome) -> Symptom | None:
         return None
     if wrong.case.mask is not None or not np.isnan(wrong.out).all():
         return None
-    (times_inf,) = pick(masks.WEAK, "mask-times-inf")
+    (times_inf,) = pick(mistakes.WEAK, "mask-times-inf")
     return of_mistake(times_inf, wrong)
 
 
@@ -162,7 +149,7 @@ def _no_row_left(m: attention_tasks.AttentionMarking) -> Symptom | None:
     masked = m.on("a mask")
     if any(run.out is None or run.out.any() for run in masked):
         return None
-    (inverted,) = pick(masks.MASK, "mask-inverted")
+    (inverted,) = pick(mistakes.MASK, "mask-inverted")
     shows = "queries that see all keys get equal weights; all other queries get only weights of 0"
     return of_mistake(replace(inverted, shows=shows), masked[0])
 
@@ -185,10 +172,9 @@ def _mark_masked(function: Function, task: str, *, batches: bool) -> Marking:
         return m
     m.ask(
         CORE,
-        formula.core("qkv"),
+        mistakes.core("qkv"),
         otherwise=lambda wrong: _nothing_but_nan(wrong) or _no_row_left(m),
     )
-    m.explained = m.explained or any(finding.key.startswith("mask-") for finding in m.findings)
     some = np.array([[True, True, True], [True, False, True], [False, True, True]])
     m.cases["a mask"].append(
         replace(m.cases["a mask"][1], mask=some)
@@ -196,13 +182,13 @@ def _mark_masked(function: Function, task: str, *, batches: bool) -> Marking:
     batches = not m.wrong and m.takes_batches()
     each_pair = m.try_masks(batches, needed=True)
     if each_pair and not m.wrong:
-        known = (*formula.LARGE, *masks.LARGE)
+        known = (*mistakes.LARGE, *mistakes.LARGE_MASK)
         m.test(Group("a mask on scores of 1000", _LARGE, known, large_scores))
     if each_pair and batches:
         padding = np.array([[[True, True, False]], [[True, False, True]]])  # (B, 1, S)
         padded = [replace(m.cases["batches"][-1], mask=padding)]
         may_refuse = not m.needs_batches
-        m.test(Group("padding of two texts", padded, masks.TEXTS, may_refuse=may_refuse))
+        m.test(Group("padding of two texts", padded, mistakes.OF_TEXTS, may_refuse=may_refuse))
     m.try_causal(each_pair)
     return m
 

@@ -6,62 +6,18 @@ import numpy as np
 
 from qkv_marking._engine import Group, generator
 from qkv_marking._errors import WrongParameters
-from qkv_marking._mistake import Function, fill_hints
+from qkv_marking._mistake import Function
 from qkv_marking._outcome import kind_of
-from qkv_marking.tasks._task import Phrases, make_task
-from qkv_marking.tasks.attention import attention_tasks, symptoms
-from qkv_marking.tasks.attention.steps import CORE, Trial, draw, flip, join, learner, softmax
-from qkv_marking.tasks.mistakes import heads
-from qkv_marking.tasks.mistakes.formula import BATCHES, LARGE, SHAPES, core, of_output
-from qkv_marking.tasks.mistakes.masks import HIDING, MASK
+from qkv_marking.tasks._table import Table
+from qkv_marking.tasks._task import make_task
+from qkv_marking.tasks.attention import attention_tasks, mistakes, symptoms
+from qkv_marking.tasks.attention.mistakes import BATCHES, HIDING, LARGE, MASK, SHAPES, core
+from qkv_marking.tasks.attention.steps import CORE, Trial, draw, learner
 
 _NAMES = "x,w_q,w_k,w_v"
-_OUTPUT = "return joined @ w_o"
-_TEXTS = Phrases(__name__)
-
-JOINING = fill_hints(
-    heads.JOIN,
-    heads.IN_TURN,
-    *heads.JOINED,
-    *_TEXTS.mistakes(
-        {
-            "heads-summed": [lambda a: a.sum(axis=-3), lambda a: a.mean(axis=-3)],
-            "heads-one-returned": [lambda a: a[..., 0, :, :], lambda a: a[..., -1, :, :]],
-            "heads-one-repeated": [
-                lambda a: join(np.broadcast_to(a[..., :1, :, :], a.shape)),
-                lambda a: join(np.broadcast_to(a[..., -1:, :, :], a.shape)),
-            ],
-            "heads-share-weights": [
-                {"weigh": lambda w, v, n: (w[..., :1, :, :] if w.ndim > 2 else w) @ v}
-            ],
-            "heads-weights-averaged": [
-                {"weigh": lambda w, v, n: (w.mean(-3, keepdims=True) if w.ndim > 2 else w) @ v}
-            ],
-            "heads-softmax-over-heads": [
-                {
-                    "shift": lambda s: s - s.max(axis=-3, keepdims=True) if s.ndim > 2 else s,
-                    "normalise": lambda e: e / e.sum(axis=-3 if e.ndim > 2 else -1, keepdims=True),
-                }
-            ],
-            "heads-softmax-twice": [lambda a: softmax(join(a))],
-        },
-        step="join",
-    ),
-)
-PROJECTED = fill_hints(
-    _OUTPUT,
-    heads.OUTPUT_MISSING,
-    *_TEXTS.mistakes(
-        {
-            "output-transposed": [lambda out, w_o: out @ flip(w_o)],
-            "output-from-the-left": [lambda out, w_o: w_o @ out],
-            "output-added": [lambda out, w_o: out + out @ w_o],
-        },
-        step="output",
-    ),
-    of_output(_OUTPUT)[0],
-    where="the product with w_o, and the return statement",
-)
+_TEXTS = Table(__package__, "multi_head", mistakes.HELPERS, mistakes.FORMULA)
+JOINING = (mistakes.IN_TURN, *mistakes.JOINED, *_TEXTS.group("joining"))
+PROJECTED = (mistakes.OUTPUT_MISSING, *_TEXTS.group("projected"), mistakes.OF_OUTPUT[0])
 
 
 def _mark(function: Function) -> attention_tasks.AttentionMarking:
@@ -81,7 +37,7 @@ def _mark(function: Function) -> attention_tasks.AttentionMarking:
         *(replace(case, heads=n) for case, n in ((even, 2), (square, 3), (wide, 2))),
     ]
     others = [replace(words, heads=3)]
-    known = (*heads.HEADS, *JOINING)
+    known = (*mistakes.HEADS, *JOINING)
     if "output" in call.needed:  # w_o is the identity matrix, except in _try_output
         some, others = ([_drop_w_o(case) for case in cases] for cases in (some, others))
         known = (*known, *PROJECTED)
@@ -164,7 +120,7 @@ def _try_uneven_heads(m: attention_tasks.AttentionMarking, case: Trial) -> None:
         m.tried.append("heads that do not divide the columns")
         return
     returned = kind_of(run.returned) if run.out is None else f"an output of shape {run.out.shape}"
-    m.find(_TEXTS.finding("heads-not-divided", None, output=returned))
+    m.limits.append(f"6 columns and 4 heads raise no error, but give {returned}.")
 
 
 HEADS = make_task("heads", _mark)

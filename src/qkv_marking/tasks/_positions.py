@@ -11,20 +11,15 @@ import numpy as np
 from qkv.arrays import Array
 from qkv_marking._engine import Group, Marking, by_seed, generator
 from qkv_marking._findings import describe
-from qkv_marking._mistake import Function, Mistake, Steps
+from qkv_marking._formula import Lines
+from qkv_marking._mistake import Function, Mistake
 from qkv_marking._outcome import options_of
-from qkv_marking.tasks._task import (
-    Computation,
-    Phrases,
-    StepwiseMarking,
-    both_ends,
-    cut,
-    make_task,
-    without,
-)
+from qkv_marking.tasks._table import Table
+from qkv_marking.tasks._task import Computation, StepwiseMarking, make_task
 
 BASE = 10000.0
-_TEXTS = Phrases(__name__)
+_TABLE = Table(__package__, "positions")
+RIGHT = _TABLE.formula.lines
 
 
 @dataclass(frozen=True)
@@ -39,113 +34,14 @@ class PositionsCall:
         return {"length": self.length, "dim": self.dim}
 
 
-def compute(case: PositionsCall, steps: Steps) -> Array:
-    """Compute the table (T, D) with these steps."""
-    length, dim = steps["sizes"](case.length, case.dim)
-    column = np.arange(dim)
-    position = steps["positions"](length)[:, None]
-    exponent = steps["exponent"](column, dim)
-    angle = steps["turn"](position, steps["power"](steps["base"](), exponent, column, dim))
-    table = steps["waves"](angle, column)  # (T, D)
-    out: Array = steps["layout"](table)
+def compute(case: PositionsCall, steps: Lines) -> Array:
+    """Compute the table (T, D) with these lines."""
+    out: Array = _TABLE.formula.run({"arguments": (case.length, case.dim)}, steps)["out"]
     return out
 
 
-RIGHT: Steps = {
-    "sizes": lambda length, dim: (length, dim),
-    "positions": np.arange,
-    "base": lambda: BASE,
-    "exponent": lambda column, dim: (column - column % 2) / dim,
-    "power": lambda base, exponent, column, dim: base**exponent,
-    "turn": lambda position, power: position / power,
-    "waves": lambda angle, column: np.where(column % 2, np.cos(angle), np.sin(angle)),
-    "layout": lambda table: table,
-}
 _RIGHT = Computation("positions", compute, RIGHT, "return table  # (length, dim)")
-
-
-def _halves(table: Array) -> Array:
-    """Put all sines first, then all cosines."""
-    return np.concatenate([table[:, 0::2], table[:, 1::2]], axis=1)
-
-
-def _even(column: Array) -> Array:
-    """Round the number of each column down to an even number: 0, 0, 2, 2, 4, 4, ..."""
-    return np.asarray(column - column % 2)
-
-
-MISTAKES = (
-    *_TEXTS.mistakes(
-        {
-            "positions-from-one": [{"positions": lambda length: np.arange(1, length + 1)}],
-            "positions-exponent-half": [lambda column, dim: column // 2 / dim],
-            "positions-exponent-twice": [lambda column, dim: 2 * _even(column) / dim],
-            "positions-one-speed": [lambda column, dim: np.zeros_like(column)],
-            "positions-exponent-each": [
-                lambda column, dim: column / dim,
-                lambda column, dim: 2 * column / dim,
-            ],
-            "positions-multiplied": [{"turn": lambda position, power: position * power}],
-            "positions-only-sine": [{"waves": lambda angle, column: np.sin(angle)}],
-            "positions-transposed": [{"layout": np.transpose}],
-            "positions-halves": [{"layout": _halves}],
-            "positions-cosine-first": [
-                {"waves": lambda angle, column: np.where(column % 2, np.sin(angle), np.cos(angle))}
-            ],
-            # as in tensor2tensor, the exponent of the last pair is 1
-            "positions-to-the-end": [lambda column, dim: column // 2 / max(1, (dim + 1) // 2 - 1)],
-            "angle-floored": [{"turn": lambda position, power: position // power}],
-            "logarithm-floored": [
-                {
-                    "power": lambda base, exponent, column, dim: (
-                        1 / np.exp(_even(column) * -(np.log(base) // dim))
-                    )
-                }
-            ],
-            "positions-degrees": [
-                {"turn": lambda position, power: np.deg2rad(position / power)},
-                {"turn": lambda position, power: np.rad2deg(position / power)},
-            ],
-        },
-        step="exponent",
-    ),
-    *_TEXTS.mistakes(
-        {
-            "positions-power": [
-                lambda base, exponent, column, dim: base ** _even(column) / dim,
-                lambda base, exponent, column, dim: base ** _even(column) * dim,
-                lambda base, exponent, column, dim: int(base) ** _even(column) / dim,
-                lambda base, exponent, column, dim: int(base) ** _even(column) * dim,
-                lambda base, exponent, column, dim: base ** (column // 2) / dim,
-                lambda base, exponent, column, dim: base ** (column // 2) * dim,
-                lambda base, exponent, column, dim: base**2 * (column // 2) / dim,
-                lambda base, exponent, column, dim: base**2 * _even(column) / dim,
-                lambda base, exponent, column, dim: base**2 * dim / (column // 2),
-                lambda base, exponent, column, dim: base**2 * dim / _even(column),
-            ]
-        },
-        step="power",
-    ),
-    *_TEXTS.mistakes(
-        {"integer-table": [np.trunc], "return-in-loop": [lambda table: table[:1]]}, step="layout"
-    ),
-    *both_ends(
-        _TEXTS,
-        "row-forgotten",
-        lambda at: {"layout": lambda table: without(table, at, 0)},
-        lambda at: {"layout": lambda table: cut(table, at, 0)},
-    ),
-    *both_ends(
-        _TEXTS,
-        "column-forgotten",
-        lambda at: {"layout": lambda table: without(table, at, 1)},
-        lambda at: {"layout": lambda table: cut(table, at, 1)},
-        lambda at: {
-            "layout": lambda table: without(without(table, at, 1), 1 if at == 0 else -2, 1)
-        },
-    ),
-    _TEXTS.mistake("positions-arguments", {"sizes": lambda length, dim: (dim, length)}),
-)
+MISTAKES = _TABLE.group("speeds", "columns", "others", "table")
 
 
 def _by_speed(table: Array | None) -> tuple[Mistake, ...]:
@@ -153,12 +49,14 @@ def _by_speed(table: Array | None) -> tuple[Mistake, ...]:
     if table is None or table.shape != (3, 4) or not (angle := _second_angle(table)):
         return ()
     base = angle**-2.0  # with dim 4, pair 1 rotates by base ** (-2 / 4) per position
-    other_base = _TEXTS.mistake("positions-base", {"base": lambda: base}, base=f"{base:.6g}")
+    other_base = _TABLE.mistake(
+        "positions-base", {"base": f"base = {base:.12g}"}, base=f"{base:.6g}"
+    )
     dim = round(-2 * np.log(BASE) / np.log(angle)) if angle < 1 else 0
     if dim < 1:
         return (other_base,)
-    other_dim = {"exponent": lambda column, _: _even(column) / dim}
-    return other_base, _TEXTS.mistake("positions-other-dim", other_dim, dim=dim)
+    other_dim = {"exponent": f"exponent = even / {dim}"}
+    return other_base, _TABLE.mistake("positions-other-dim", other_dim, dim=dim)
 
 
 def _second_angle(table: Array) -> float:
@@ -189,7 +87,7 @@ def _mark(function: Function) -> Marking:
             Group(
                 "an odd dim",
                 ODD,
-                otherwise=lambda run: _TEXTS.finding("positions-odd", run, error=describe(run)),
+                otherwise=lambda run: _TABLE.finding("positions-odd", run, error=describe(run)),
                 if_right=True,
             ),
         )

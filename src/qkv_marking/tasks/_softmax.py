@@ -9,24 +9,16 @@ from qkv.arrays import Array
 from qkv_marking._engine import Group, Marking, by_seed, generator, nothing_known
 from qkv_marking._errors import in_words
 from qkv_marking._findings import Symptom
-from qkv_marking._mistake import Function, Steps, fill_hints
+from qkv_marking._formula import Lines
+from qkv_marking._mistake import Function, Mistake
 from qkv_marking._outcome import Outcome, options_of
-from qkv_marking.tasks._task import (
-    Computation,
-    Phrases,
-    StepwiseMarking,
-    both_ends,
-    cut,
-    first_row_only,
-    make_task,
-    without,
-)
-from qkv_marking.tasks.attention.steps import RIGHT as ATTENTION, same, softmax
+from qkv_marking.tasks._table import Table, restrict
+from qkv_marking.tasks._task import Computation, StepwiseMarking, make_task
+from qkv_marking.tasks.attention import mistakes
 from qkv_marking.tasks.attention.symptoms import large_scores
-from qkv_marking.tasks.mistakes import formula
 
-_TEXTS = Phrases(__name__)
-LINES = "e = np.exp(x - x.max(axis=-1, keepdims=True)); weights = e / e.sum(axis=-1, keepdims=True)"
+_TABLE = Table(__package__, "softmax", mistakes.HELPERS)
+RIGHT = _TABLE.formula.lines
 RETURN = "return e / e.sum(axis=-1, keepdims=True)"
 
 
@@ -42,105 +34,30 @@ class Scores:
         return {"x": self.x} if self.axis is None else {"x": self.x, "axis": self.axis}
 
 
-def compute(case: Scores, steps: Steps) -> Array:
-    """Move the axis of the case to the end, and compute the weights with these steps."""
-    axis = steps["axis"](-1 if case.axis is None else case.axis)
-    x = np.moveaxis(steps["read"](case.x.astype(np.float64)), axis, -1)
-    weights = steps["normalise"](steps["exp"](steps["shift"](x)))
-    out: Array = steps["give"](np.moveaxis(weights, -1, axis))
+def compute(case: Scores, steps: Lines) -> Array:
+    """Compute the weights along the axis of the case with these lines."""
+    values = {"x": case.x.astype(np.float64), "axis": -1 if case.axis is None else case.axis}
+    out: Array = _TABLE.formula.run(values, steps)["out"]
     return out
 
 
-RIGHT: Steps = {
-    **{name: ATTENTION[name] for name in ("shift", "exp", "normalise")},
-    "read": same,
-    "axis": same,
-    "give": same,
-}
+def _take_ways(*names: str) -> tuple[Mistake, ...]:
+    """Return mistakes of attention, with the ways that softmax has too."""
+    return tuple(restrict(one, _TABLE.formula) for one in mistakes.TABLE.group(*names))
 
 
-def _sigmoid(x: Array) -> Array:
-    out: Array = 1 / (1 + np.exp(-x))
-    return out
-
-
-_OF_ROWS = {mistake.key: mistake for mistake in formula.SOFTMAX_ROWS}
-_TWICE = _OF_ROWS.pop("softmax-twice")
-CORE = fill_hints(
-    LINES,
-    *_OF_ROWS.values(),
-    replace(_TWICE, variants=({"give": softmax},), remedy=f"{LINES}  # once"),
-    *_TEXTS.mistakes(
-        {
-            "softmax-divided-by-mean": [lambda e: e / e.mean(axis=-1, keepdims=True)],
-            "softmax-divided-by-norm": [lambda e: e / np.sqrt((e * e).sum(axis=-1, keepdims=True))],
-            "softmax-logarithm": [{"give": np.log}],
-            "softmax-sign": [{"read": np.negative}],
-            "softmax-base-two": [{"exp": np.exp2}],
-            "softmax-sigmoid": [
-                {"shift": same, "exp": _sigmoid, "normalise": same},
-                {"shift": same, "exp": _sigmoid},
-            ],
-        },
-        step="normalise",
-    ),
-    formula.HARD,
-    _TEXTS.mistake(
-        "softmax-rounded", *({"give": lambda w, n=n: np.round(w, n)} for n in range(1, 6))
-    ),
-    *fill_hints(
-        LINES,
-        replace(
-            formula.WHOLE_WEIGHTS,
-            variants=({"give": np.floor},),
-            remedy=f"{LINES}  # of floats",
-        ),
-        formula.WHOLE_EXPONENTIALS,
-        *formula.SUMS,
-        _TEXTS.mistake("return-in-loop", *first_row_only("give", same)),
-        *both_ends(
-            _TEXTS,
-            "score-forgotten",
-            lambda at: {"normalise": lambda e: e / cut(e, at, -1).sum(axis=-1, keepdims=True)},
-            lambda at: {"exp": lambda x: without(np.exp(x), at, -1)},
-            lambda at: {"give": lambda w: without(w, at, -1)},
-            lambda at: {"read": lambda x: cut(x, at, -1)},
-        ),
-        *both_ends(
-            _TEXTS,
-            "row-forgotten",
-            lambda at: {"give": lambda w: without(w, at, 0)},
-            lambda at: {"give": lambda w: cut(w, at, 0)},
-        ),
-        alone=True,
-    ),
+CORE = (
+    *_take_ways("softmax-rows"),
+    mistakes.TABLE.mistake("softmax-twice", {"done": "out = softmax(weights)"}),
+    *_TABLE.group("weights"),
+    *_take_ways("softmax-hard"),
+    *_TABLE.group("softmax-rounded"),
+    *_take_ways("whole-weights", "integer-exponentials", "overwritten-sum", "sum-not-reset"),
+    *_TABLE.group("loops"),
 )
-
-BATCHES = _TEXTS.mistakes(
-    {"softmax-second-axis": [lambda axis: 1], "softmax-first-axis": [lambda axis: 0]}, step="axis"
-)
-
-LARGE = fill_hints(
-    LINES,
-    *formula.LARGE_ROWS,
-    *_TEXTS.mistakes(
-        {
-            "softmax-mean-subtracted": [
-                lambda x: x - x.mean(axis=-1, keepdims=True),
-                lambda x: x - x.mean(),
-            ],
-            "softmax-min-subtracted": [
-                lambda x: x - x.min(axis=-1, keepdims=True),
-                lambda x: x - x.min(),
-            ],
-        },
-        step="shift",
-    ),
-    kind="fragile",
-    where="the number that is subtracted before exp: afterwards, no score may be above 0",
-)
-
-AXIS = (_TEXTS.mistake("axis-ignored", {"axis": lambda axis: -1}),)
+BATCHES = _TABLE.group("batches")
+LARGE = (*_take_ways("softmax-no-max", "softmax-global-max"), *_TABLE.group("large"))
+AXIS = _TABLE.group("axis-ignored")
 
 _ROWS: list[Any] = [
     [[1, 0], [3, 1]],
@@ -168,7 +85,7 @@ def _scores(rows: Any, axis: int | None = None) -> Scores:
 
 def _minus_inf(wrong: Outcome) -> Symptom:
     """Describe a wrong result for a score of -inf."""
-    finding = _TEXTS.finding("softmax-minus-inf", wrong)
+    finding = _TABLE.finding("softmax-minus-inf", wrong)
     return replace(finding, shows=in_words(wrong.error)) if wrong.error else finding
 
 
@@ -176,7 +93,7 @@ def _one_row(wrong: Outcome) -> Symptom | None:
     """Describe a function that raises an error for more than one row."""
     if wrong.error is None:
         return None
-    return _TEXTS.finding("one-row-only", wrong, error=in_words(wrong.error))
+    return _TABLE.finding("one-row-only", wrong, error=in_words(wrong.error))
 
 
 def _mark(function: Function) -> Marking:

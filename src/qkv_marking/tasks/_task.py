@@ -2,10 +2,9 @@
 
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
-from inspect import signature as parameters_of
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,14 +12,13 @@ import numpy as np
 from qkv.arrays import Array
 from qkv_marking._engine import Compute, Group, Marking, nothing_known, per_seed
 from qkv_marking._findings import Symptom
+from qkv_marking._formula import Lines
 from qkv_marking._isolated import SECONDS
-from qkv_marking._mistake import Function, Mistake, Steps, read_texts
+from qkv_marking._mistake import Function, Mistake
 from qkv_marking._outcome import Outcome, kind_of, name_of, numbers, options_of, outcome
 from qkv_marking._result import CheckResult
+from qkv_marking.tasks._table import Table
 
-# The variants of each mistake, keyed by the mistake's name. A variant is a wrong function, or a
-# mapping from the names of steps to wrong functions.
-Ways = Mapping[str, Iterable[Steps | Function]]
 _TABLES = tomllib.loads(files(__package__).joinpath("tasks.toml").read_text("utf-8"))
 
 
@@ -88,7 +86,7 @@ class Computation(NamedTuple):
 
     task: str
     compute: Compute
-    right: Steps
+    right: Lines
     returns: str
 
 
@@ -120,105 +118,9 @@ class StepwiseMarking(Marking):
             self.test(group)
 
 
-class Phrases:
-    """Descriptions of the mistakes of one module.
-
-    Each table of the module's TOML file describes a mistake with fields of `Mistake`, for example
-    `says`. If a table has no field `key`, the mistake's key is the name of the table. If a table
-    contains subtables, the fields of the table are default values for the subtables.
-
-    Args:
-        module: the module's `__name__`.
-
-    >>> Phrases("qkv_marking.tasks._exercises").mistake("rotation-one-step").shows
-    'the matrix is right only for steps = 1'
-    """
-
-    def __init__(self, module: str) -> None:
-        self._mistakes = read_texts(module)
-
-    def mistake(self, name: str, *variants: Steps, **values: object) -> Mistake:
-        """Return the mistake that a table describes.
-
-        Args:
-            name: the table's name.
-            variants: the forms in which the mistake occurs. Each form is a mapping from names of
-                steps to wrong functions.
-            values: values for placeholders in the texts, for example `row` for "{row}".
-        """
-        fields = {"key": name, **self._mistakes[name]}
-        if values:
-            texts = {field: text for field, text in fields.items() if isinstance(text, str)}
-            fields |= {field: text.format(**values) for field, text in texts.items()}
-        return Mistake(**fields, variants=variants)
-
-    def mistakes(self, variants: Ways, step: str = "") -> tuple[Mistake, ...]:
-        """Return a mistake for each of several tables.
-
-        Args:
-            variants: maps the name of each table to a list. An item of the list is one way to make
-                the mistake: a mapping of wrong steps, or a function that replaces `step`.
-            step: the name of the step that the functions in `variants` replace.
-        """
-        return tuple(
-            self.mistake(name, *({step: way} if callable(way) else way for way in ways))
-            for name, ways in variants.items()
-        )
-
-    def finding(self, name: str, run: Outcome | None, **values: object) -> Symptom:
-        """Return a finding: the mistake in the table `name`, and the call that shows it."""
-        return Symptom(**vars(self.mistake(name, **values)), run=run)
-
-
-def without(a: Array, at: int, axis: int, number: float = 0) -> Array:
-    """Set the first item (at = 0) or the last item (at = -1) along an axis to a number."""
-    a = np.array(a)
-    np.moveaxis(a, axis, 0)[at] = number
-    return a
-
-
-def cut(a: Array, at: int, axis: int) -> Array:
-    """Remove the first item (at = 0) or the last item (at = -1) along an axis."""
-    return np.delete(a, at, axis)
-
-
 def pick(known: Iterable[Mistake], *keys: str) -> list[Mistake]:
     """Return the mistakes with these keys."""
     return [mistake for mistake in known if mistake.key in keys]
-
-
-def both_ends(texts: Phrases, name: str, *steps: Callable[[int], Steps]) -> tuple[Mistake, ...]:
-    """Return two mistakes: a loop that skips the last item, and a loop that skips the first item.
-
-    Args:
-        texts: the texts of the module; the placeholder {end} becomes "last" or "first".
-        name: the name of the table that describes both mistakes.
-        steps: functions that return wrong steps, one function for each way to make the mistake.
-            The argument of each function is the index of the item that the loop skips: -1 for the
-            last item, and 0 for the first item.
-    """
-    return tuple(
-        texts.mistake(name, *(step(at) for step in steps), end=end)
-        for at, end in ((-1, "last"), (0, "first"))
-    )
-
-
-def first_row_only(step: str, right: Callable[..., Array]) -> tuple[Steps, Steps]:
-    """Return two wrong steps that compute only row 0: all other rows are 0, or are missing.
-
-    Args:
-        step: the name of the step that computes the rows.
-        right: the correct function for this step; it computes all rows, not only row 0.
-    """
-
-    def zeros(*arguments: Any) -> Array:
-        out = right(*arguments)
-        return np.concatenate([out[..., :1, :], np.zeros_like(out[..., 1:, :])], axis=-2)
-
-    return {step: zeros}, {step: lambda *arguments: right(*arguments)[..., :1, :]}
-
-
-DO = "do"
 
 
 @dataclass(frozen=True)
@@ -234,68 +136,85 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Exercise:
-    """A task that compares a learner's function with the right function.
+    """A task that compares a learner's function with the lines of a table.
+
+    The lines use the parameters in the task's signature, and set the variable `out`. The table has
+    the fields `tried`, the tested inputs in a few words, such as "one row and several rows";
+    `returns`, the right return statement; and `parts`, the names of the returned arrays, if the
+    function returns several.
 
     Attributes:
         name: the task's name.
-        right: the right function; the learner's function has the same name.
+        table: the right lines, and the known mistakes.
         draw: a function that draws the arguments of each call, smallest first.
-        mistakes: the known mistakes. The computation has only one step, `DO`; each mistake replaces
-            this step by a wrong function.
-        tried: the tested inputs in a few words, such as "one row and several rows".
-        returns: the right return statement.
-        parts: the names of the returned arrays, if the function returns several.
         otherwise: a function that describes a wrong call if no known mistake explains the call.
         within: the tolerance for numbers measured on a trained model.
+        values: more variables that the lines use.
     """
 
     name: str
-    right: Function
+    table: Table
     draw: Callable[[], Sequence[tuple[Any, ...]]]
-    mistakes: Sequence[Mistake]
-    tried: str
-    returns: str
-    parts: Sequence[str] = ()
     otherwise: Callable[[Outcome], Symptom | None] = nothing_known
     within: float = 0.0
+    values: Mapping[str, Any] = field(default_factory=dict)
 
     def task(self) -> Task:
         """Return this exercise as a task."""
         return task(self.name, lambda function, way: self.mark(function))
 
+    def solve(self, *arguments: Any, lines: Lines | None = None) -> Any:
+        """Return the right result of a call, or the result with these wrong lines."""
+        by_name = dict(zip(self._names, arguments, strict=True))
+        return self.table.formula.run({**self.values, **by_name}, lines)["out"]
+
     def mark(self, function: Function) -> CheckResult:
         """Mark a learner's function."""
-        names = tuple(parameters_of(self.right).parameters)
-        options_of(function, names, {})
-        right = Computation(self.name, self._compute, {DO: self.right}, self.returns)
+        options_of(function, self._names, {})
+        fields, lines = self.table.fields, self.table.formula.lines
+        right = Computation(self.name, self._compute, lines, fields["returns"])
         m = StepwiseMarking(right, function, lambda case: self._call(function, case))
-        m.test_all([Group(self.tried, self._cases(), self.mistakes, self._describe)])
+        m.varied = () if self.values else None  # the values were measured for these inputs
+        m.test_all([Group(fields["tried"], self._cases(), self.table.group(), self._describe)])
         result = m.result()
-        if not self.parts or not result.example:
+        if not self._parts or not result.example:
             return result
-        wanted = self.right(*(result.example[name] for name in names))
+        wanted = self.solve(*(result.example[name] for name in self._names))
         return replace(result, example=self._apart(result.example, wanted))
+
+    @cached_property
+    def _names(self) -> Sequence[str]:
+        """The parameters of the function, from the task's signature."""
+        signature: str = _TABLES[self.name]["signature"]
+        return signature[signature.index("(") + 1 : signature.index(")")].split(", ")
+
+    @property
+    def _parts(self) -> Sequence[str]:
+        parts: Sequence[str] = self.table.fields.get("parts", ())
+        return parts
 
     @cached_property
     def _cases(self) -> Callable[[], list[Arguments]]:
         """Return a function that draws the cases, and caches them for each random seed."""
-        names = tuple(parameters_of(self.right).parameters)
-        return per_seed(lambda: [Arguments(dict(zip(names, a, strict=True))) for a in self.draw()])
+        return per_seed(
+            lambda: [Arguments(dict(zip(self._names, a, strict=True))) for a in self.draw()]
+        )
 
-    def _compute(self, case: Arguments, steps: Steps) -> Array:
-        output = steps[DO](*case.by_name.values())
-        return _flatten(output) if self.parts else np.asarray(output)
+    def _compute(self, case: Arguments, steps: Lines) -> Array:
+        output = self.solve(*case.by_name.values(), lines=steps)
+        return _flatten(output) if self._parts else np.asarray(output)
 
     def _call(self, function: Function, case: Arguments) -> Any:
         """Call a learner's function; return its result in a form that can be compared."""
-        returned, right = function(*case.by_name.values()), self.right(*case.by_name.values())
-        if self.parts:
+        returned, right = function(*case.by_name.values()), self.solve(*case.by_name.values())
+        if self._parts:
             return self._check_arrays(returned, right)
         if isinstance(returned, tuple) and isinstance(right, list):
             returned = [*returned]
         if self.within and (out := numbers(returned)) is not None:
-            variants = ({DO: self.right}, *(v for known in self.mistakes for v in known.variants))
-            near = (a for v in variants if (a := self._compute(case, v)).shape == out.shape)
+            wrong = (way for known in self.table.group() for way in known.variants)
+            ways = (self.table.formula.lines, *wrong)
+            near = (a for way in ways if (a := self._compute(case, way)).shape == out.shape)
             return next((a for a in near if np.allclose(out, a, 0, self.within)), returned)
         return returned
 
@@ -307,7 +226,7 @@ class Exercise:
             "wrong-parts",
             str(wrong.error),
             "the caller unpacks these arrays from the result",
-            self.returns,
+            self.table.fields["returns"],
             nudge="Print the returned object, and the shape of each array in it.",
             where="the return statement",
             run=replace(wrong, error=None, returned=wrong.error.returned),
@@ -319,11 +238,11 @@ class Exercise:
             return None
         arrays = [numbers(part) for part in returned] if isinstance(returned, tuple | list) else []
         several = f" of {len(arrays)}" if arrays else ""
-        if len(arrays) != len(self.parts) or any(a is None for a in arrays):
-            wanted_parts = ", ".join(self.parts)
+        if len(arrays) != len(self._parts) or any(a is None for a in arrays):
+            wanted_parts = ", ".join(self._parts)
             error = f"it returns {kind_of(returned)}{several}, but should return {wanted_parts}"
             raise _NotParts(returned, error)
-        for part, a, right in zip(self.parts, arrays, wanted, strict=True):
+        for part, a, right in zip(self._parts, arrays, wanted, strict=True):
             if a is not None and a.shape != right.shape:
                 error = f"{part} has the shape {a.shape}, but should have the shape {right.shape}"
                 raise _NotParts(returned, error)
@@ -336,7 +255,7 @@ class Exercise:
         for name, value in example.items():
             flat = name in ("yours", "right") and isinstance(value, np.ndarray)
             if flat and value.size == ends[-1]:
-                pieces = zip(self.parts, np.split(value, ends[:-1]), wanted, strict=True)
+                pieces = zip(self._parts, np.split(value, ends[:-1]), wanted, strict=True)
                 split |= {f"{name} {part}": piece.reshape(a.shape) for part, piece, a in pieces}
             else:
                 split[name] = value

@@ -9,13 +9,14 @@ from qkv.arrays import Array
 from qkv_marking._engine import mark_values
 from qkv_marking._outcome import numbers
 from qkv_marking._result import CheckResult
-from qkv_marking.tasks._exercises import gradients
-from qkv_marking.tasks._task import Phrases, Task, task
-from qkv_marking.tasks.attention.steps import softmax
+from qkv_marking.tasks._exercises import GRADIENTS
+from qkv_marking.tasks._table import Table
+from qkv_marking.tasks._task import Task, task
+from qkv_marking.tasks.attention.mistakes import softmax
 
-_Table = Mapping[str, Sequence[float]]
+_Features = Mapping[str, Sequence[float]]
 # the features water, money, noun and adjective of a word; words not in the table have zeros
-_TABLE: _Table = {
+_FEATURES: _Features = {
     "bank": [0.5, 0.5, 1, 0],
     "river": [1, 0, 1, 0],
     "loan": [0, 1, 1, 0],
@@ -28,26 +29,27 @@ _TABLE: _Table = {
     "cheap": [0, 0.5, 0, 1],
 }
 _SHAPE = (4, 2)
-_TEXTS = Phrases(__name__)
+_TEXTS = Table(__package__, "values")
 
 
 # the word vectors at the end of lesson 2 and in lesson 9
-_WEAK_BANK = {**_TABLE, "bank": [0.3, 0.3, 1, 0]}
+_WEAK_BANK = {**_FEATURES, "bank": [0.3, 0.3, 1, 0]}
 
 
-def _rows(sentence: str, table: _Table) -> Array:
+def _rows(sentence: str, table: _Features) -> Array:
     return np.array([table.get(word, [0, 0, 0, 0]) for word in sentence.split()], float)
 
 
-def _weights(sentence: str, word: str, w_q: Array, w_k: Array, table: _Table) -> dict[str, float]:
-    """Return the attention weights from `word` to the words of a sentence, keyed by word.
+def _attend(
+    sentence: str, word: str, table: _Features, w_q: Array, w_k: Array, w_v: Array
+) -> tuple[dict[str, float], Array]:
+    """Return the weights from `word` to the words of a sentence, keyed by word, and its context.
 
     If a word is repeated, the dict holds the weight of its last position.
     """
-    x = _rows(sentence, table)
-    query = (x @ w_q)[sentence.split().index(word)]
-    weights = softmax((x @ w_k) @ query / np.sqrt(len(query)))
-    return dict(zip(sentence.split(), weights.tolist(), strict=True))
+    x, words = _rows(sentence, table), sentence.split()
+    weights = softmax(x @ w_k @ (x @ w_q)[words.index(word)] / np.sqrt(2))
+    return dict(zip(words, weights.tolist(), strict=True)), weights @ x @ w_v
 
 
 def _matrices(*matrices: Any) -> list[Array] | None:
@@ -64,7 +66,6 @@ def _projections(*matrices: Any) -> Iterator[str]:
     if arrays is None:
         yield "projections-shape"
         return
-    w_q, w_k, w_v = arrays
     if not any(a.any() for a in arrays):
         yield "not-filled-in"
         return
@@ -73,9 +74,7 @@ def _projections(*matrices: Any) -> Iterator[str]:
         ("the bank gave a loan", "loan", -1),
         ("the bank gave a friend a loan", "loan", -1),
     ):
-        taken = _weights(sentence, "bank", w_q, w_k, _TABLE)
-        x = _rows(sentence, _TABLE)
-        context = softmax((x @ w_k) @ (x @ w_q)[1] / np.sqrt(2)) @ x @ w_v
+        taken, context = _attend(sentence, "bank", _FEATURES, *arrays)
         bank, weight = taken.pop("bank"), taken.pop(wanted)
         if weight <= 0.4 or 1 - bank - weight >= 0.1:
             is_largest = weight > 1.01 * max(taken.values())
@@ -97,14 +96,14 @@ def _calm(*matrices: Any) -> Iterator[str]:
     if not w_q.any():
         yield "calm-not-filled-in"
         return
-    if _weights("the bank of the river", "river", w_q, w_k, _WEAK_BANK)["river"] <= 0.95:
-        yield "calm-river"
-    for sentence, word, wanted in (
-        ("the bank of the river", "bank", "river"),
-        ("the bank gave a friend a loan", "friend", "loan"),
+    for sentence, word, wanted, limit, name in (
+        ("the bank of the river", "river", "river", 0.95, "calm-river"),
+        ("the bank of the river", "bank", "river", 0.85, "calm-others"),
+        ("the bank gave a friend a loan", "friend", "loan", 0.85, "calm-others"),
     ):
-        if _weights(sentence, word, w_q, w_k, _WEAK_BANK)[wanted] <= 0.85:
-            yield "calm-others"
+        weights, _ = _attend(sentence, word, _WEAK_BANK, w_q, w_k, w_k)  # the values do not matter
+        if weights[wanted] <= limit:
+            yield name
 
 
 _KNOWN = {
@@ -138,15 +137,13 @@ def _adjectives(more: Any) -> Iterator[str]:
         return
     w = _train(texts)
     for sentences, name in ((_TEST, "more-unknown"), (_KNOWN, "more-forgotten")):
-        if any(_meanings(text, w)[0][right] <= 0.9 for text, right in sentences.items()):
+        if any(_meanings(text, w)[right] <= 0.9 for text, right in sentences.items()):
             yield name
 
 
-def _meanings(sentence: str, w: Sequence[Array]) -> tuple[Array, Array, int]:
-    """Return the probabilities of both meanings of "bank", the word vectors, and bank's index."""
-    x, bank = _rows(sentence, _WEAK_BANK), sentence.split().index("bank")
-    q, k, v = (x @ matrix for matrix in w)
-    return softmax((softmax(q @ k.T / np.sqrt(2)) @ v)[bank]), x, bank
+def _meanings(sentence: str, w: Sequence[Array]) -> Array:
+    """Return the probabilities of both meanings of "bank"."""
+    return softmax(_attend(sentence, "bank", _WEAK_BANK, *w)[1])
 
 
 def _train(sentences: Mapping[str, int], steps: int = 300) -> list[Array]:
@@ -155,10 +152,10 @@ def _train(sentences: Mapping[str, int], steps: int = 300) -> list[Array]:
     for _ in range(steps):
         total = [np.zeros_like(matrix) for matrix in w]
         for sentence, right in sentences.items():
-            probabilities, x, bank = _meanings(sentence, w)
+            x = _rows(sentence, _WEAK_BANK)
             up = np.zeros((len(x), 2))
-            up[bank] = probabilities - np.eye(2)[int(right)]
-            for mean, gradient in zip(total, gradients(x, w[0], w[1], w[2], up), strict=True):
+            up[sentence.split().index("bank")] = _meanings(sentence, w) - np.eye(2)[int(right)]
+            for mean, gradient in zip(total, GRADIENTS.solve(x, *w, up), strict=True):
                 mean += gradient / len(sentences)
         w = [matrix - step for matrix, step in zip(w, total, strict=True)]
     return w

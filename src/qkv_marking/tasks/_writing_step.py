@@ -3,7 +3,6 @@
 Source: Shazeer 2019, Fast Transformer Decoding (incremental attention, with an encoder).
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,20 +10,22 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv_marking._engine import Marking, generator, per_seed
-from qkv_marking._mistake import Function, Steps
+from qkv_marking._formula import Lines
+from qkv_marking._mistake import Function
 from qkv_marking._outcome import options_of
 from qkv_marking.tasks import _kv_cache
-from qkv_marking.tasks._block import NO_RESIDUAL, pre_norm
-from qkv_marking.tasks._cross_attention import CORE_OF_TWO, EXCHANGED
-from qkv_marking.tasks._kv_cache import Calls, Past, StepMarking, advance, attend
-from qkv_marking.tasks._task import Computation, Phrases, make_task
-from qkv_marking.tasks.attention.steps import same
-from qkv_marking.tasks.mistakes.formula import OF_CAUSAL
+from qkv_marking.tasks._cross_attention import CORE_OF_TWO
+from qkv_marking.tasks._kv_cache import SCORE, SELF_ATTEND, WEIGH, Calls, StepMarking
+from qkv_marking.tasks._table import Table
+from qkv_marking.tasks._task import Computation, make_task
+from qkv_marking.tasks.attention.mistakes import OF_CAUSAL
 
-_TEXTS = Phrases(__name__)
+_TABLE = Table(__package__, "writing_step", base=_kv_cache.FORMULA)
+RIGHT = _TABLE.formula.lines
+_SELF = _TABLE.formula.part("own_weights", *SELF_ATTEND)
+_CROSS = _TABLE.formula.part("cross_weights", "ask", "source", "store", *SCORE, "whole", *WEIGH)
+_STEP = _TABLE.formula.part("own", "read", "out")
 NAMES = tuple(f"{text}_{role}" for text in ("self", "cross") for role in "qkv")
-
-# the computation, step by step
 
 
 class Writing(Calls):
@@ -39,139 +40,43 @@ class Writing(Calls):
         }
 
 
-def compute(case: Calls, steps: Steps) -> Array:
+def compute(case: Calls, steps: Lines) -> Array:
     """Return the outputs (T, D) of all calls, concatenated."""
-    context, width = case.arrays["context"], case.arrays["x"].shape[1]
-    past = cross = Past(*np.zeros((2, 0, width)))
-    words = case.arrays["x"][:0]  # all words that self-attention has read so far
-    outs: list[Array] = []
-    for x in case.pieces():
-        p = (case.later or case.arrays) if outs else case.arrays
-        first, second = steps["projections"]("self", "cross")
-        own_w = tuple(p[f"{first}_{role}"] for role in "qkv")
-        cross_w = tuple(p[f"{second}_{role}"] for role in "qkv")
+    words = case.arrays["x"][:0]
+    # the words of the earlier calls, and the keys and values of these words and of the context
+    now: dict[str, Any] = {"words": words, "cache": (words, words), "source": (words, words)}
 
-        def self_attention(x: Array, w: tuple[Array, ...] = own_w) -> Array:
-            nonlocal past, words
-            past = Past(*steps["recalls"](past, words, w[1], w[2]))
-            words = np.concatenate([words, x])
-            out, past = advance(x, w, past, steps)
-            return out
+    def self_attention(x: Array) -> Array:
+        names = _SELF.run({**now, "x": x}, steps)
+        now.update(cache=names["new_cache"], words=np.concatenate([now["words"], x]))
+        out: Array = names["out"]
+        return out
 
-        def cross_attention(x: Array, w: tuple[Array, ...] = cross_w, before: Array = x) -> Array:
-            nonlocal cross
-            new = steps["words"](x, before)
-            made = Past(context @ w[1], context @ w[2]), Past(new @ w[1], new @ w[2])
-            source = steps["source"](cross, *made)
-            cross = steps["stored"](source)
-            read = steps["read"](source, past)
-            i, j = np.arange(len(x))[:, None], np.arange(len(read.key))
-            sees = steps["source_sees"](i, j, len(words) - len(x))
-            out = attend(x @ w[0], read.key, read.value, sees, x.shape[1], steps)
-            return out if steps["reads_context"](len(outs)) else np.zeros_like(out)
+    def cross_attention(x: Array, context: Array) -> Array:
+        names = _CROSS.run({**now, "x": x, "context": context}, steps)
+        now["source"] = names["new_source"]
+        out: Array = names["out"]
+        return out
 
-        outs.append(steps["wire"](x, (self_attention, cross_attention), (same, same)))
+    parts = {"self_attention": self_attention, "cross_attention": cross_attention}
+    outs = []
+    for arrays in case.split_arrays():
+        # some wrong lines project the words as they were before self-attention
+        now.update(parameters=arrays, start=arrays["x"], before=len(now["words"]))
+        outs.append(_STEP.run({**now, **arrays, **parts}, steps)["out"])
     return np.concatenate(outs)
 
 
-def _once(past: Past, context: Past, words: Past) -> Past:
-    """Return the cached keys and values of the context; if the cache is empty, return `context`."""
-    return past if len(past.key) else context
-
-
-RIGHT: Steps = {
-    **_kv_cache.RIGHT,
-    "projections": lambda first, second: (first, second),
-    "words": same,  # some wrong steps compute keys and values from these words
-    "source": _once,
-    "stored": same,
-    "read": lambda source, past: source,
-    "source_sees": lambda i, j, before: j >= 0,
-    "reads_context": lambda calls: True,
-    "wire": pre_norm,
-}
-
-# the mistakes
-
-WIRING = _TEXTS.mistakes(
-    {
-        "writing-order": [
-            lambda x, parts, norms: pre_norm(x, parts[::-1], norms),
-            lambda x, parts, norms: x + parts[0](x) + parts[1](x),
-        ],
-        "writing-no-residual": NO_RESIDUAL,
-        "writing-context-at-first": [{"reads_context": lambda calls: not calls}],
-        "writing-self-alone": [lambda x, parts, norms: x + parts[0](x)],
-    },
-    step="wire",
-)
-
-
-def _join(a: Past, b: Past) -> Past:
-    return Past(np.concatenate([a.key, b.key]), np.concatenate([a.value, b.value]))
-
-
-def _with_words(past: Past, context: Past, words: Past) -> Past:
-    """Append the keys and values of new words to the cached rows of the context."""
-    return _join(_once(past, context, words), words)
-
-
-def _of_words(*sources: Callable[[Past, Past, Past], Past]) -> list[Steps]:
-    """Return the variants of a mistake: two variants for each function in `sources`.
-
-    In both variants, the function takes the place of the step "source". Its third argument holds
-    the keys and values of the words that the call adds. The first variant computes these keys and
-    values from the words' vectors after self-attention, and the second variant from the vectors
-    before self-attention.
-    """
-    befores: tuple[Steps, ...] = ({}, {"words": lambda x, before: before})
-    return [{"source": source, **before} for source in sources for before in befores]
-
-
-SOURCE = _TEXTS.mistakes(
-    {
-        "cross-cache-grows": _of_words(
-            _with_words,
-            lambda past, context, words: (_with_words if len(past.key) else _once)(
-                past, context, words
-            ),
-        ),
-        "cross-self": _of_words(
-            lambda past, context, words: words, lambda past, context, words: _join(past, words)
-        ),
-        "cross-keys-from-x": _of_words(lambda past, context, words: Past(words.key, context.value)),
-        "cross-values-from-x": _of_words(
-            lambda past, context, words: Past(context.key, words.value)
-        ),
-        "cross-cache-exchanged": [{"stored": lambda source: Past(source.value, source.key)}],
-        "cross-reads-own-cache": [{"read": lambda source, past: past}],
-    }
-)
+SOURCE = _TABLE.group("source")
 # The test changes the projections after the first call. A correct step function still uses its
 # cached rows. A step function with one of these mistakes projects the context again.
-RECOMPUTED = _TEXTS.mistakes(
-    {
-        "cross-recomputed": [
-            lambda past, context, words: context,
-            lambda past, context, words: Past(context.key, _once(past, context, words).value),
-            lambda past, context, words: Past(_once(past, context, words).key, context.value),
-        ],
-        "cross-appended": [lambda past, context, words: _join(past, context)],
-    },
-    step="source",
-)
+RECOMPUTED = _TABLE.group("recomputed")
 KNOWN = (
     *_kv_cache.CACHING,
     *_kv_cache.MASKING,
-    *WIRING,
+    *_TABLE.group("wiring"),
     *SOURCE,
-    *_TEXTS.mistakes(
-        {
-            "cross-causal": [lambda i, j, before: j <= before + i, lambda i, j, before: j <= i],
-            "writing-projections": [{"projections": way} for way in EXCHANGED],
-        },
-        step="source_sees",
-    ),
+    *_TABLE.group("cross-causal", "writing-projections"),
     *CORE_OF_TWO,
     *OF_CAUSAL,
     _kv_cache.EXCHANGED,

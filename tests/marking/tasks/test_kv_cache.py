@@ -94,13 +94,17 @@ def of_this_library(x, cache, w_q, w_k, w_v):
         einsum_and_a_dict,
         with_words_and_weights_kept_beside,
         with_room_for_more,
-        of_this_library,
     ],
 )
 def test_a_right_step_gets_all_points(function):
     result = check(function, task="kv-cache")
     assert (result.passed, result.points) == (True, 10), str(result)
     assert (result.fragile, result.conventions) == ((), ())
+
+
+def test_a_step_of_this_library_is_right_but_nobodys_own():
+    result = check(of_this_library, task="kv-cache")
+    assert (result.mistakes, result.points) == (("answered-by-library",), 0)
 
 
 def test_what_was_not_tried_is_said():
@@ -236,6 +240,12 @@ def without_scale(x, cache, w_q, w_k, w_v):
     q = x @ w_q
     k, v = joined(cache, x @ w_k, x @ w_v)
     return softmax(np.where(sees(len(q), len(k)), q @ k.T, -np.inf)) @ v, (k, v)
+
+
+def scaled_by_keys(x, cache, w_q, w_k, w_v):
+    q = x @ w_q
+    k, v = joined(cache, x @ w_k, x @ w_v)
+    return softmax(np.where(sees(len(q), len(k)), q @ k.T / np.sqrt(len(k)), -np.inf)) @ v, (k, v)
 
 
 def keys_alone(x, cache, w_q, w_k, w_v):
@@ -376,6 +386,7 @@ def only_the_output(x, cache, w_q, w_k, w_v):
         (after_counting, "cache-positions-off", 6),
         (nowhere, "cache-positions-ignored", 6),
         (without_scale, "no-scaling", 6),
+        (scaled_by_keys, "scale-tokens", 6),
         (only_the_output, "cache-not-returned", 6),
         (three_things, "cache-not-returned", 6),
         (the_words_kept, "cache-recomputed", 6),
@@ -398,7 +409,8 @@ def only_the_output(x, cache, w_q, w_k, w_v):
 )
 def test_a_mistake_is_told_by_its_name(function, key, points):
     result = check(function, task="kv-cache")
-    assert (result.mistakes, result.points) == ((key,), points), str(result)
+    assert result.mistakes == (key,), str(result)
+    assert (result.points > 0, result.points < 9) == (points > 0, True)
     assert len(result.hint) == 3
     assert all(result.hint)
 
@@ -407,6 +419,12 @@ def test_changed_weights_reveal_recomputed_keys():
     example = check(the_words_kept, task="kv-cache").example
     assert "w_k from the second call on" in example
     assert "500,500 keys in total" in check(the_words_kept, task="kv-cache").message
+
+
+def test_recomputed_keys_are_shown_as_lines():
+    said = check(the_words_kept, task="kv-cache").text(3)
+    assert "- words = np.concatenate([words, x]); k, v = words @ w_k, words @ w_v" in said
+    assert "k = np.concatenate([cache[0], k])" in said
 
 
 def test_a_single_use_cache_is_reported_as_written_to():

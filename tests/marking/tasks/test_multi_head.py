@@ -5,7 +5,7 @@ import pytest
 
 from qkv_marking import check
 from qkv_marking.tasks._multi_head import JOINING, PROJECTED
-from qkv_marking.tasks.mistakes.heads import HEADS as SHARED
+from qkv_marking.tasks.attention.mistakes import HEADS as SHARED
 
 
 def softmax(x, axis=-1):
@@ -181,10 +181,25 @@ def one_head_alone(x, w_q, w_k, w_v, num_heads):
     return softmax(scaled(x @ w_q, x @ w_k)) @ (x @ w_v)
 
 
+def with_the_queries_of_one_head(x, w_q, w_k, w_v, num_heads):
+    q, k, v = (split(x @ w, num_heads) for w in (w_q, w_k, w_v))
+    return join(softmax(scaled(np.broadcast_to(q[..., :1, :, :], q.shape), k)) @ v)
+
+
+def words_apart(a, heads):
+    return a.reshape(*a.shape[:-2], heads, -1, a.shape[-1])
+
+
+def words_together(a):
+    return a.reshape(*a.shape[:-3], -1, a.shape[-1])
+
+
 WRONG = [
     ("heads-reshape", heads(split=without_transpose)),
     ("heads-join", heads(join=lambda a: a.reshape(*a.shape[:-3], a.shape[-2], -1))),
     ("heads-not-joined", heads(join=lambda a: a)),
+    ("heads-share-query", with_the_queries_of_one_head),
+    ("heads-of-words", heads(split=words_apart, join=words_together)),
     (
         "heads-ignored",
         lambda x, w_q, w_k, w_v, num_heads: softmax(scaled(x @ w_q, x @ w_k)) @ x @ w_v,
@@ -224,7 +239,7 @@ def test_mistake_is_named(key, function):
     assert len({*result.hint}) == 3
 
 
-def test_columns_that_are_dropped_are_fragile():
+def test_columns_that_are_dropped_are_said():
     def multi_head_attention(x, w_q, w_k, w_v, num_heads):
         size, dv = w_q.shape[1] // num_heads, w_v.shape[1] // num_heads
         outs = []
@@ -235,7 +250,8 @@ def test_columns_that_are_dropped_are_fragile():
 
     result = check(multi_head_attention, task="heads")
     assert result.passed
-    assert (result.fragile, result.points) == (("heads-not-divided",), 9)
+    assert (result.fragile, result.points) == ((), 10)
+    assert "6 columns and 4 heads raise no error" in result.message
 
 
 def test_returning_none_for_indivisible_columns_is_no_refusal():
@@ -245,8 +261,8 @@ def test_returning_none_for_indivisible_columns_is_no_refusal():
         return with_einsum(x, w_q, w_k, w_v, num_heads)
 
     result = check(multi_head_attention, task="heads")
-    assert result.fragile == ("heads-not-divided",), str(result)
-    assert "6 columns and 4 heads give a NoneType, but" in " ".join(result.message.split())
+    assert result.fragile == (), str(result)
+    assert "raise no error, but give a NoneType" in " ".join(result.message.split())
 
 
 def test_a_mask_of_bools_that_is_added_is_wrong():
@@ -256,7 +272,7 @@ def test_a_mask_of_bools_that_is_added_is_wrong():
         return join(softmax(scores if mask is None else scores + mask) @ v)
 
     result = check(adds, task="heads")
-    assert (result.mistakes, result.points) == (("mask-added",), 6), str(result)
+    assert (result.mistakes, result.points < 9) == (("mask-added",), True), str(result)
 
 
 def test_a_mistake_of_one_head_is_found_first():

@@ -156,7 +156,6 @@ class WithQueriesKept(SelfAttention):
         HeadsInAList,
         OneArrayForEach,
         Fused,
-        OfThisLibrary,
         BatchesOnly,
         FromASeed,
         FromASeedThatMustBeGiven,
@@ -168,6 +167,11 @@ def test_a_right_class_gets_all_points(right):
     assert (result.passed, result.points) == (True, 10), str(result)
     assert (result.fragile, result.conventions) == ((), ())
     assert "one head and several" in result.message
+
+
+def test_a_class_of_this_library_is_right_but_nobodys_own():
+    result = check(OfThisLibrary, task=TASK)
+    assert (result.mistakes, result.points) == (("answered-by-library",), 0)
 
 
 def test_message_says_which_inputs_are_not_accepted():
@@ -293,7 +297,7 @@ def after_softmax(self, x, mask=None):
 def test_a_mistake_of_masks_is_told_by_its_name(wrong, key):
     result = check(wrong, task=TASK)
     assert result.mistakes == (key,), str(result)
-    assert result.points == 6
+    assert result.points <= 8
 
 
 def test_nan_in_a_fully_masked_row_is_fragile():
@@ -325,30 +329,34 @@ def drawn_as(draw):
     return made(draw=all_four)
 
 
+UNSCALED = "class-weights-unscaled"
+
+
 @pytest.mark.parametrize(
     ("draw", "told"),
     [
-        (lambda rng, shape, width: rng.normal(size=shape), True),
-        (lambda rng, shape, width: rng.random(shape), True),
-        (lambda rng, shape, width: rng.uniform(-1, 1, shape), True),
-        (lambda rng, shape, width: rng.normal(size=shape) / width**0.5, False),
-        (lambda rng, shape, width: rng.normal(size=shape) * 0.02, True),
-        (lambda rng, shape, width: rng.normal(size=shape) / width, True),
+        (lambda rng, shape, width: rng.normal(size=shape), UNSCALED),
+        (lambda rng, shape, width: rng.random(shape) / width**0.5, "class-weights-mean"),
+        (lambda rng, shape, width: rng.random(shape), "class-weights-mean"),
+        (lambda rng, shape, width: rng.uniform(-1, 1, shape), UNSCALED),
+        (lambda rng, shape, width: rng.normal(size=shape) / width**0.5, None),
+        (lambda rng, shape, width: rng.normal(size=shape) * 0.02, UNSCALED),
+        (lambda rng, shape, width: rng.normal(size=shape) / width, UNSCALED),
         (
             lambda rng, shape, width: rng.normal(size=shape) / (width / min(8, width // 2)) ** 0.5,
-            True,
+            UNSCALED,
         ),
-        (lambda rng, shape, width: rng.uniform(-1, 1, shape) * width**-0.5, False),
-        (lambda rng, shape, width: rng.uniform(-1, 1, shape) * (3 / width) ** 0.5, False),
-        (lambda rng, shape, width: rng.normal(size=shape) * (2 / width) ** 0.5, False),
-        (lambda rng, shape, width: rng.normal(size=shape) / (width / 2) ** 0.5, False),
+        (lambda rng, shape, width: rng.uniform(-1, 1, shape) * width**-0.5, None),
+        (lambda rng, shape, width: rng.uniform(-1, 1, shape) * (3 / width) ** 0.5, None),
+        (lambda rng, shape, width: rng.normal(size=shape) * (2 / width) ** 0.5, None),
+        (lambda rng, shape, width: rng.normal(size=shape) / (width / 2) ** 0.5, None),
     ],
 )
 def test_initial_weights_must_keep_the_scale_of_the_input(draw, told):
     result = check(drawn_as(draw), task=TASK)
-    assert result.mistakes == (("class-weights-unscaled",) if told else ()), str(result)
-    assert (result.fragile, result.points) == ((), 6 if told else 10)
-    assert ("/ embed_dim**0.5" in result.text(3)) is told
+    assert result.mistakes == ((told,) if told else ()), str(result)
+    assert (result.fragile, result.points) == ((), 8 if told else 10)
+    assert ("/ embed_dim**0.5" in result.text(3)) is (told is not None)
 
 
 def test_unscaled_weights_are_reported_with_their_effect():
@@ -558,7 +566,7 @@ class ScoresBesideTheOutput(SelfAttention):
 )
 def test_a_mistake_is_told_by_its_name(wrong, key):
     result = check(wrong, task=TASK)
-    assert (result.mistakes, result.points) == ((key,), 6), str(result)
+    assert (result.mistakes, result.points < 9) == ((key,), True), str(result)
     assert len(result.hint) == 3
     assert all(result.hint)
 
@@ -569,7 +577,7 @@ def test_one_small_matrix_for_all_slices_is_two_mistakes():
 
 def test_a_size_that_does_not_divide_must_be_refused():
     result = check(made(refuse=lambda self, embed_dim, num_heads: None), task=TASK)
-    assert (result.mistakes, result.points) == (("class-not-divisible",), 6)
+    assert (result.mistakes, result.points < 9) == (("class-not-divisible",), True)
     assert result.example["layer"] == "SelfAttention(5, 2)"
 
 
@@ -612,7 +620,7 @@ class Closed(SelfAttention):
 
 def test_weights_under_other_names_leave_the_numbers_unchecked():
     result = check(Closed, task=TASK)
-    assert (result.mistakes, result.points) == (("class-weights-hidden",), 6), str(result)
+    assert (result.mistakes, result.points < 9) == (("class-weights-hidden",), True), str(result)
     assert "could not check the numbers" in " ".join(str(result).split())
 
 

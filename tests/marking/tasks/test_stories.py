@@ -175,6 +175,13 @@ def test_mistakes_in_a_score_are_named(key, old, new, seed):
     assert result.mistakes == (key,), str(result)
 
 
+def test_two_mistakes_in_a_score_are_found_together():
+    wrong = SCORE.replace("[j + 1 for", "[j for").replace("np.mean(found)", "sum(found)")
+    result = check(made(wrong, "induction_score"), task="induction-score")
+    assert {*result.mistakes} == {"score-same-name", "score-sum"}, str(result)
+    assert result.diffs["score-sum"] == (("out = np.mean(shares)", "out = sum(shares)"),)
+
+
 # -- the decoder, made by hand --------------------------------------------------------------------
 
 DECODER = '''
@@ -429,6 +436,6 @@ def test_most_tasks_have_ten_seconds_and_a_limit_applies_to_all(book):
         *("story-model", "induction-head", "head-removed"),
     }
     sleeps = f"{CELLS['story-model']}\nimport time; time.sleep(60)"
-    (result,) = check_file(book(story_model=sleeps), seconds=0.5)
-    assert result.mistakes == ("endless-loop",)
-    assert "the process was ended after 3 s" in result.message
+    results = check_file(book(story_model=sleeps), seconds=0.5)
+    assert all(one.passed for one in results)  # the model was trained before the endless cell
+    assert all("does not end within its time limit" in one.message for one in results)

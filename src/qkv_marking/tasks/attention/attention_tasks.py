@@ -7,18 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from qkv_marking._engine import Group, Marking
+from qkv_marking._engine import Group, Marking, reproduces
 from qkv_marking._findings import Symptom, changed_inputs, of_mistake
 from qkv_marking._mistake import Function, Mistake
 from qkv_marking._outcome import Outcome
 from qkv_marking._result import CheckResult
-from qkv_marking.tasks._task import Phrases, pick, task
-from qkv_marking.tasks.attention import steps, symptoms
-from qkv_marking.tasks.mistakes import heads, masks
-from qkv_marking.tasks.mistakes.formula import BATCHES, LARGE, ONE_TEXT, SHAPES, core
+from qkv_marking.tasks._table import Table
+from qkv_marking.tasks._task import pick, task
+from qkv_marking.tasks.attention import mistakes, steps, symptoms
+from qkv_marking.tasks.attention.mistakes import BATCHES, LARGE, ONE_TEXT, SHAPES, core
 
 MAX_LENGTH = 131  # the largest tested number of keys or queries, more than a block of 128 keys
-_TEXTS = Phrases(__name__)
+_TEXTS = Table(__package__, "attention_tasks")
+ONE_AT_A_TIME = "It takes one text at a time: a batch fails, or its output is wrong."
 _PLANTED = {"heads-reshape", "causal-upper"}  # mistakes that lesson 10 hides in its function
 
 
@@ -28,7 +29,9 @@ class AttentionMarking(Marking):
     call: steps.Learner
 
     def __init__(self, task: str, call: steps.Learner, signature: str, batches: bool) -> None:
-        super().__init__(task, call.name, call, steps.compute, steps.RIGHT, returns=symptoms.RETURN)
+        super().__init__(
+            task, call.name, call, steps.compute, mistakes.FORMULA.lines, returns=symptoms.RETURN
+        )
         self.needs_batches = batches
         self.signature, self.cases = signature, steps.cases(signature)
         self.of_weight_one = self.cases["one key"]
@@ -53,9 +56,7 @@ class AttentionMarking(Marking):
     def report_odd(self, runs: list[Outcome], what: str) -> Symptom:
         """Describe a wrong result: the sizes for which it occurs, or its properties."""
         odd = symptoms.odd_shape(runs) if what == steps.SIZES[self.signature] else None
-        finding = odd or symptoms.report_odd(self.call, runs, what)
-        self.explained = self.explained or finding.key in ("scale-wrong", "some-lengths")
-        return finding
+        return odd or symptoms.report_odd(self.call, runs, what)
 
     def test_all(self) -> None:
         """Run the tests in order, and skip some tests after the first wrong result."""
@@ -63,8 +64,11 @@ class AttentionMarking(Marking):
         self.first_calls()
         if self.wrong:
             return
-        one_head = heads.ONE_HEAD if "heads" in options else ()
-        self.ask(steps.CORE, (*core(self.signature), *one_head))
+        one_head = mistakes.ONE_HEAD if "heads" in options else ()
+        tiles = mistakes.TILES if self.task == "tiles" else ()
+        self.ask(steps.CORE, (*core(self.signature), *one_head, *tiles))
+        if tiles and not self.wrong:
+            self.test(Group("several tiles", steps.long_ones(7), tiles))
         if not self.wrong:
             self.ask(steps.SIZES[self.signature], SHAPES)
         self.ask("scores of 1000", LARGE, otherwise=symptoms.large_scores)
@@ -80,9 +84,9 @@ class AttentionMarking(Marking):
         each_pair = "mask" in options and self.try_masks(batches)
         self.try_causal(each_pair, batches)
         if "causal" in options and "q_offset" in options and "q_offset" in self.cases:
-            self.ask("q_offset", masks.OFFSET)
+            self.ask("q_offset", mistakes.OFFSET)
         if "heads" in options and "two heads" in self.cases:
-            self.ask("two heads", (*heads.HEADS, heads.IN_TURN))
+            self.ask("two heads", (*mistakes.HEADS, mistakes.IN_TURN, *mistakes.JOINED))
         all_options = {"mask", "causal", "q_offset" if self.signature == "qkv" else "heads"}
         known = steps.OPTIONS.items()
         self.untried += [names[0] for option, names in known if option in all_options - {*options}]
@@ -142,7 +146,7 @@ class AttentionMarking(Marking):
         """
         if self.steps is None:
             return False
-        known = (*masks.MASK, *masks.HIDING, *(masks.WEAK if needed else ()))
+        known = (*mistakes.MASK, *mistakes.HIDING, *(mistakes.WEAK if needed else ()))
         adding = replace(self.call, adds_mask=True, unmasked=0.0)
         as_bool = self.on("a mask")
         (nothing,) = self.on("a row masked out", adding)
@@ -158,32 +162,50 @@ class AttentionMarking(Marking):
                 self.find(of_mistake(per_key, runs[0]))
                 self.tried.append("a mask of keys")
                 return False
-        self.ask("a mask", known)
-        self.ask("a row masked out", masks.EMPTY, otherwise=symptoms.empty_row)
+        self.ask("a mask", (*known, *mistakes.EMPTY))
+        if self.call.adds_mask:
+            self._try_numbers()
+        self.ask("a row masked out", mistakes.EMPTY, otherwise=symptoms.empty_row)
         if batches:
             self.ask("a mask on a batch", may_refuse=not self.needs_batches)
         return True
+
+    def _try_numbers(self) -> None:
+        """Test a mask with finite numbers, which must be added to the scores."""
+        test, known = "a mask of numbers", pick(mistakes.MASK, "mask-inverted")
+        runs = self.on(test)
+        selects = {**(self.steps or {}), "added": "pass"}
+        if not all(run.is_right for run in runs) and all(
+            reproduces(run, selects, self.compute) for run in runs
+        ):
+            self.limits.append(
+                "It only tests which numbers of a mask are -inf; it adds no numbers."
+            )
+        else:
+            self.ask(test, known)
 
     def try_causal(self, each_pair: bool, batches: bool = False) -> None:
         """If the function has a causal option, test it: alone, on a batch, and with a mask."""
         if "causal" not in self.call.options:
             return
-        self.ask("a causal mask", (*masks.CAUSAL, *masks.HIDING, *masks.EMPTY))
+        hiding = (*mistakes.HIDING, *mistakes.WEAK)
+        self.ask("a causal mask", (*mistakes.CAUSAL, *hiding, *mistakes.EMPTY))
         if batches:
             self.ask("a causal mask on a batch", may_refuse=True)
         if each_pair:
-            self.ask("both masks together", masks.BOTH, may_refuse=True)
+            self.ask("both masks together", mistakes.BOTH, may_refuse=True)
 
     def takes_batches(self) -> bool:
         """Test a batch of two texts, and return whether the function accepts batches."""
+        if not self.needs_batches:
+            if all(run.is_right for run in self.on("batches")):
+                self.tried.append("batches")
+                return True
+            self.limits.append(ONE_AT_A_TIME)
+            return False
         refused = self.refused_batch()
         if refused is not None:
-            if self.needs_batches:
-                self.find(of_mistake(ONE_TEXT, refused))
-            else:
-                self.limits.append(
-                    "It takes one text at a time: a batch fails, or its output has a wrong shape."
-                )
+            self.find(of_mistake(ONE_TEXT, refused))
             return False
         self.ask("batches", BATCHES, otherwise=symptoms.wrong_batch)
         return not self.wrong
@@ -217,8 +239,10 @@ def adds_its_mask(
     # `where(mask, -inf, scores)` hides a key if its mask value is true. In a boolean mask, True
     # means visible, so this code inverts the mask. The code is right for a mask of 0 and -inf,
     # because -inf counts as true
-    inverted = m.explain(as_bool, pick(known, "mask-inverted"))
-    if (inverted and inverted[1]) or not m.explains_more(added, as_bool, known):
+    inverted = m.explain(as_bool, (*pick(known, "mask-inverted"), *mistakes.EMPTY))
+    if (inverted and pick(inverted[1], "mask-inverted")) or not m.explains_more(
+        added, as_bool, known
+    ):
         return False
     # `where(mask, scores, -inf)` is right for a boolean mask, but inverts a mask of 0 and -inf
     explained = m.explain(added, known)

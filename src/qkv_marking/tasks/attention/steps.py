@@ -1,8 +1,4 @@
-"""Attention tasks: test inputs, right steps, right answers, and calls of a learner's function.
-
-`RIGHT` holds the steps, keyed by name; a mistake replaces some of the steps. The string constants
-show steps as lines of code.
-"""
+"""Attention tasks: test inputs, right answers, and calls of a learner's function."""
 
 import inspect
 from dataclasses import dataclass, field, replace
@@ -14,8 +10,10 @@ from qkv.arrays import Array, Shape
 from qkv.attend.formula import Steps as Formula, formula
 from qkv_marking._engine import by_seed, generator
 from qkv_marking._errors import WrongParameters
-from qkv_marking._mistake import Function, Steps
+from qkv_marking._formula import Lines
+from qkv_marking._mistake import Function
 from qkv_marking._outcome import Outcome, is_number, name_of, outcome
+from qkv_marking.tasks.attention.mistakes import FORMULA
 
 NAMES = {"qkv": ("query", "key", "value"), "x,w_q,w_k,w_v": ("x", "w_q", "w_k", "w_v")}
 SIZES = {"qkv": "other lengths and sizes", "x,w_q,w_k,w_v": "values of another size"}
@@ -91,6 +89,7 @@ def cases(signature: str) -> dict[str, list[Trial]]:
     }
     diagonal = np.eye(2, dtype=bool)  # each query sees only its own key
     lopsided = np.array([[True, False, True], [True, True, False], [True, False, False]])
+    half = np.log(np.array([[0.5, 1, 1], [1, 0.5, 1], [1, 1, 1]]))
     masks = [replace(two, mask=diagonal), replace(three, mask=lopsided)]
     if signature == "qkv":
         masks += [replace(case, mask=lopsided[:2]) for case in draw("qkv", 140, (2, 3, 2, 2))]
@@ -101,6 +100,7 @@ def cases(signature: str) -> dict[str, list[Trial]]:
         # every query sees a key, even if a function inverts the mask
         "a mask": masks,
         "a mask of keys": [replace(two, mask=diagonal[1]), replace(three, mask=lopsided[0])],
+        "a mask of numbers": [replace(three, mask=np.where(lopsided, half, -np.inf))],
         "a row masked out": [replace(two, mask=np.array([[True, True], [False, False]]))],
         "a mask on a batch": [replace(batch, mask=lopsided)],
         "a causal mask": [replace(two, causal=True), replace(three, causal=True)],
@@ -194,129 +194,39 @@ def draw(names: str, seed: int, *sizes: Shape, apart: int = 10, batch: Shape = (
     return drawn_cases
 
 
-SCORES = "scores = q @ np.swapaxes(k, -1, -2)"
-SCALE = f"{SCORES} / np.sqrt(q.shape[-1])"
-WEIGHTS = (
-    "e = np.exp(scores - scores.max(axis=-1, keepdims=True));"
-    " weights = e / e.sum(axis=-1, keepdims=True)"
-)
-CONTEXT = "out = weights @ v"
-HIDE = "scores = np.where(mask, scores, -np.inf)"
-PROJECT = "q, k, v = x @ w_q, x @ w_k, x @ w_v"
 FLOATS = "out = np.zeros((L, dv), dtype=float)  # not zeros_like(v); or x.astype(float) first"
 
 
-@dataclass(frozen=True)
-class Scales:
-    """The sizes that a learner might use, rightly or wrongly, to scale the scores."""
+def values_of(case: Trial) -> dict[str, Any]:
+    """Return the variables that the lines of attention use."""
+    return {
+        "x": None,
+        "num_heads": case.heads,
+        "mask": case.visible,
+        "added": None if case.visible is case.mask else case.mask,
+        "is_causal": case.causal,
+        "q_offset": case.q_offset or 0,
+        "w_o": case.output,
+        **case.arrays,
+    }
 
-    d: int
-    dv: int
-    tokens: int
-    width: int
-    all_heads: int
 
-
-def compute(case: Trial, steps: Steps) -> Array:
-    """Compute the output of attention with these steps."""
-    arrays, parts = case.arrays, list(case.arrays.values())
-    width = parts[0].shape[-1]
-    if "x" in arrays:
-        parts = list(steps["project"](*parts))
-    q, k, v = steps["choose"](*parts)
-    all_heads = q.shape[-1]
-    if case.heads > 1:
-        q, k, v = (steps["sized"](a, case.heads, width) for a in (q, k, v))
-        q, k, v = steps["arranged"](*(steps["split"](a, case.heads) for a in (q, k, v)))
-    sizes = Scales(q.shape[-1], v.shape[-1], q.shape[-2], width, all_heads)
-    scores = steps["scale"](steps["score"](q, k), sizes)
-    visible = _visible(case, steps, *scores.shape[-2:])
-    if not visible.all():
-        scores = steps["hide"](scores, visible)
-    weights = steps["normalise"](steps["exp"](steps["shift"](scores)))
-    if not visible.all():
-        weights = steps["blank"](weights, visible)
-    out: Array = steps["weigh"](weights, v, sizes)
-    if case.heads > 1:
-        out = steps["join"](out)
-    if case.output is not None:
-        out = steps["output"](out, case.output)
+def compute(case: Trial, steps: Lines) -> Array:
+    """Compute the output of attention with these lines."""
+    out: Array = FORMULA.run(values_of(case), steps)["out"]
     return out
-
-
-def _visible(case: Trial, steps: Steps, queries: int, keys: int) -> Array:
-    """Combine the masks of a case into one mask (L, S), which is True for visible keys."""
-    i, j = np.arange(queries)[:, None], np.arange(keys)
-    allowed = steps["sees"](i, j, case.q_offset or 0) if case.causal else steps["not_causal"](i, j)
-    if case.visible is None:
-        return np.broadcast_to(allowed, (queries, keys))
-    rule = steps["both"] if case.causal else np.logical_and
-    visible: Array = rule(steps["mask"](case.visible), allowed)
-    return visible
 
 
 def answer(case: Trial) -> Formula:
     """Return the right output, weights and scores, and the log-sum-exp of each row of scores."""
-    arrays = [a.astype(np.float64) for a in case.arrays.values()]
-    parts = RIGHT["project"](*arrays) if "x" in case.arrays else arrays
-    if case.heads > 1:
-        parts = [RIGHT["split"](a, case.heads) for a in parts]
-    q, k, v = parts
-    visible = _visible(case, RIGHT, q.shape[-2], k.shape[-2])
-    steps = formula(q, k, v, scale=q.shape[-1] ** -0.5, visible=visible)
-    out = RIGHT["join"](steps.out) if case.heads > 1 else steps.out
-    return steps._replace(out=out if case.output is None else out @ case.output)
-
-
-def same(a: Array, *_: Any) -> Array:
-    """Return the first argument unchanged, to skip a step."""
-    return a
-
-
-def flip(a: Array) -> Array:
-    """Swap the last two axes."""
-    return np.swapaxes(a, -1, -2)
-
-
-def softmax(s: Array) -> Array:
-    """Compute softmax over the last axis."""
-    e: Array = np.exp(s - s.max(axis=-1, keepdims=True))
-    weights: Array = e / e.sum(axis=-1, keepdims=True)
-    return weights
-
-
-def split(a: Array, heads: int) -> Array:
-    """Split heads: (..., T, H * d) -> (..., H, T, d)."""
-    return np.swapaxes(a.reshape(*a.shape[:-1], heads, -1), -3, -2)
-
-
-def join(a: Array) -> Array:
-    """Join heads: (..., H, T, d) -> (..., T, H * d)."""
-    a = np.swapaxes(a, -3, -2)
-    return a.reshape(*a.shape[:-2], -1)
-
-
-RIGHT: Steps = {
-    "project": lambda x, w_q, w_k, w_v: (x @ w_q, x @ w_k, x @ w_v),
-    "choose": lambda q, k, v: (q, k, v),
-    "sized": same,
-    "split": split,
-    "arranged": lambda q, k, v: (q, k, v),
-    "score": lambda q, k: q @ flip(k),
-    "scale": lambda s, n: s / np.sqrt(n.d),
-    "mask": same,
-    "sees": lambda i, j, first: j <= first + i,
-    "not_causal": lambda i, j: (i >= 0) & (j >= 0),
-    "both": np.logical_and,
-    "hide": lambda s, visible: np.where(visible, s, -np.inf),
-    "shift": lambda s: s - s.max(axis=-1, keepdims=True),
-    "exp": np.exp,
-    "normalise": lambda e: e / e.sum(axis=-1, keepdims=True),
-    "blank": lambda w, visible: np.where(visible.any(axis=-1, keepdims=True), w, 0.0),
-    "weigh": lambda w, v, n: w @ v,
-    "join": join,
-    "output": lambda out, w_o: out @ w_o,
-}
+    values = values_of(case)
+    arrays = {name: a.astype(np.float64) for name, a in case.arrays.items()}
+    names = FORMULA.run({**values, **arrays})
+    q, k, v = (names[name] for name in "qkv")
+    scale, added = q.shape[-1] ** -0.5, values["added"]
+    steps = formula(q, k, v, scale=scale, mask=added, visible=names["visible"])
+    joined = FORMULA.part("join", "output").run({**values, "out": steps.out})
+    return steps._replace(out=joined["out"])
 
 
 # the parameter names that learners use for each option

@@ -10,13 +10,12 @@ from qkv_marking import _findings
 from qkv_marking._errors import in_words
 from qkv_marking._findings import Symptom, describe, of_mistake
 from qkv_marking._outcome import TOLERANCE, Outcome, close, differ, first_wrong
-from qkv_marking.tasks._task import Phrases
+from qkv_marking.tasks._table import Table
+from qkv_marking.tasks.attention.mistakes import EMPTY, LARGE
 from qkv_marking.tasks.attention.steps import Learner, Trial, answer
-from qkv_marking.tasks.mistakes.formula import LARGE
-from qkv_marking.tasks.mistakes.masks import EMPTY
 
 RETURN = "return weights @ v"
-_TEXTS = Phrases(__name__)
+_TEXTS = Table(__package__, "symptoms")
 
 
 def odd_shape(runs: list[Outcome]) -> Symptom | None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, Arrays
+from qkv.arrays import Array
 from qkv_marking._engine import generator, per_seed
-from qkv_marking._mistake import Steps
-from qkv_marking.tasks._block import Part, pre_norm, rms_norm, sigmoid
-from qkv_marking.tasks.attention.steps import RIGHT as ATTENTION, Scales
+from qkv_marking._formula import Formula, Lines
+from qkv_marking.tasks._table import Table
+from qkv_marking.tasks.attention import mistakes
 
 _Model = tuple[dict[str, Array], dict[str, Any]]  # the weights, keyed by name, and the config
 CONFIG: Mapping[str, Any] = {
@@ -127,135 +127,55 @@ def greedy(ids: Array, count: int, logits: Callable[[Array], Array]) -> Array:
     return ids[-count:]
 
 
-def compute(case: Text, steps: Steps) -> Array:
+TABLE = Table(__package__, "decoder_task", mistakes.HELPERS, Formula(mistakes.FORMULA.lines))
+RIGHT = TABLE.formula.lines
+# the names of the lines of each part, in the order in which the lines run
+_ATTENTION = "project counts split rotate repeat score scale causal hide shift exp normalise weigh"
+_PARTS = {
+    part: TABLE.formula.part(*lines.split())
+    for part, lines in {
+        "decoder": "tables embed layers final_norm head rows",
+        "block": "attention mlp",
+        "norm": "eps norm norm_weight",
+        "attention": f"{_ATTENTION} join output",
+        "rotation": "theta speeds angles waves pairs turn unpair",
+        "mlp": "up gate down",
+    }.items()
+}
+
+
+def compute(case: Text, steps: Lines) -> Array:
     """Return the logits (T, V) at each position, or the ids of the generated words."""
     if case.write:
-        return greedy(case.ids, case.write, lambda ids: _logits(ids, case.tied, steps))
-    out: Array = steps["rows"](_logits(case.ids, case.tied, steps))
+        return greedy(case.ids, case.write, lambda ids: _run(ids, case.tied, steps)["logits"])
+    out: Array = _run(case.ids, case.tied, steps)["out"]
     return out
 
 
-def _logits(ids: Array, tied: bool, steps: Steps) -> Array:
-    """Return the logits (T, V) of a small model."""
-    w, config = small_model(tied)
-    table = w["model.embed_tokens.weight"]
-    table, head = steps["tables"](table, w.get("lm_head.weight", table))
-    eps = config["rms_norm_eps"]
-    x = steps["embed"](table, ids)  # (T, D)
-    for layer in steps["layers"](config["num_hidden_layers"]):
-        before = f"model.layers.{layer}."
-        names = [name for name in w if name.startswith(before)]
-        p = {name.removeprefix(before).removesuffix(".weight"): w[name] for name in names}
-        x = _block(x, p, config, steps)
-    x = steps["final_norm"](x, lambda x: _norm(x, w["model.norm.weight"], eps, steps))
-    out: Array = steps["head"](x, head)  # (T, V)
-    return out
+def _run(ids: Array, tied: bool, steps: Lines) -> dict[str, Any]:
+    """Run a decoder on a small model, and return the variables of the decoder."""
+    weights, config = small_model(tied)
 
+    def run(part: str, **values: Any) -> dict[str, Any]:
+        return _PARTS[part].run({"config": config, **values}, steps)
 
-def _block(x: Array, p: Arrays, config: Mapping[str, Any], steps: Steps) -> Array:
-    """Run one layer: attention, then the MLP, each with a residual connection."""
+    def norm(x: Array, weight: Array) -> Any:
+        return run("norm", x=x, weight=weight)["out"]
 
-    def attend(x: Array) -> Array:
-        return _attend(x, p, config, steps)
+    def rotate(x: Array, first: int = 0) -> Any:
+        positions = first + np.arange(x.shape[-2])
+        return run("rotation", x=x, d=x.shape[-1], positions=positions)["out"]
 
-    def mlp(x: Array) -> Array:
-        gate, up = (steps["linear"](x, p[f"mlp.{n}_proj"], f"{n}_proj") for n in ("gate", "up"))
-        out: Array = steps["linear"](steps["gate"](gate, up), p["mlp.down_proj"], "down_proj")
-        return out
+    def block(x: Array, layer: int) -> Any:
+        prefix = f"model.layers.{layer}."
+        p = {name.split(".")[-2]: a for name, a in weights.items() if name.startswith(prefix)}
 
-    def norm(name: str) -> Part:
-        return lambda x: _norm(x, p[name], config["rms_norm_eps"], steps)
+        def attend(x: Array) -> Any:
+            return run("attention", x=x, rotate=rotate, **p)["out"]
 
-    norms = norm("input_layernorm"), norm("post_attention_layernorm")
-    out: Array = steps["wire"](x, (attend, mlp), norms)
-    return out
+        def mlp(x: Array) -> Any:
+            return run("mlp", x=x, **p)["out"]
 
+        return run("block", x=x, attend=attend, mlp=mlp, norm=norm, **p)["out"]
 
-def _norm(x: Array, weight: Array, eps: float, steps: Steps) -> Array:
-    out: Array = steps["norm_weight"](steps["normalize"](x, eps), weight)
-    return out
-
-
-def _attend(x: Array, p: Arrays, config: Mapping[str, Any], steps: Steps) -> Array:
-    """Return the output (T, D) of attention: all heads, joined and projected."""
-    heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
-
-    def split(*qkv: Array) -> tuple[Array, ...]:
-        h, g = steps["counts"](heads, groups)
-        return tuple(
-            steps["arranged"](*(steps["split"](a, n) for a, n in zip(qkv, (h, g, g), strict=True)))
-        )
-
-    def rotate(*qkv: Array) -> tuple[Array, ...]:
-        return tuple(steps["rotates"](*qkv, lambda a: _rotate(a, config, steps)))
-
-    projected = (steps["linear"](x, p[f"self_attn.{n}_proj"], f"{n}_proj") for n in "qkv")
-    q, k, v = steps["choose"](*projected)
-    q, k, v = steps["in_order"](split, rotate, q, k, v)
-    k, v = (steps["repeat"](a, heads // groups) for a in (k, v))  # (query heads, T, d)
-    sizes = Scales(q.shape[-1], v.shape[-1], len(x), x.shape[-1], x.shape[-1])
-    scores = steps["scale"](steps["score"](q, k), sizes)
-    i, j = np.arange(len(x))[:, None], np.arange(len(x))
-    scores = np.where(steps["sees"](i, j, 0), scores, -np.inf)
-    weights = steps["normalise"](steps["exp"](steps["shift"](scores)))
-    joined = steps["join"](steps["weigh"](weights, v, sizes))
-    out: Array = steps["linear"](joined, p["self_attn.o_proj"], "o_proj")
-    return out
-
-
-def _rotate(a: Array, config: Mapping[str, Any], steps: Steps) -> Array:
-    """Rotate each pair of numbers by an angle that grows with the position."""
-    position, d = np.arange(a.shape[-2])[:, None], a.shape[-1]
-    speeds = steps["speeds"](config["rope_theta"], d, config["hidden_size"])
-    angle = steps["angle"](position, speeds)  # (T, d / 2)
-    first, second = steps["pairs"](a)
-    turned = steps["turn"](first, second, np.cos(angle), np.sin(angle))
-    out: Array = steps["unpair"](*turned)
-    return out
-
-
-def halves(a: Array) -> tuple[Array, Array]:
-    """Return the two halves of the columns; columns i and i + d/2 form a pair, as in Llama."""
-    d = a.shape[-1]
-    return a[..., : d // 2], a[..., d // 2 :]
-
-
-def joined_halves(first: Array, second: Array) -> Array:
-    """Concatenate two halves: the inverse of `halves`."""
-    return np.concatenate([first, second], axis=-1)
-
-
-def neighbours(a: Array) -> tuple[Array, Array]:
-    """Return the even and the odd columns; 2i and 2i + 1 form a pair, as in Su et al. 2021."""
-    return a[..., 0::2], a[..., 1::2]
-
-
-def joined_neighbours(first: Array, second: Array) -> Array:
-    """Interleave two arrays: the inverse of `neighbours`."""
-    both = np.stack([first, second], axis=-1)
-    return both.reshape(*both.shape[:-2], -1)
-
-
-RIGHT: Steps = {
-    **ATTENTION,
-    "tables": lambda embeddings, head: (embeddings, head),
-    "linear": lambda x, weight, name: x @ weight.T,
-    "counts": lambda heads, groups: (heads, groups),
-    "in_order": lambda split, rotate, *qkv: rotate(*split(*qkv)),
-    "embed": lambda table, ids: table[ids],
-    "layers": range,
-    "wire": pre_norm,
-    "normalize": lambda x, eps: rms_norm(x, eps=eps),
-    "norm_weight": lambda x, weight: x * weight,
-    "rotates": lambda q, k, v, rotate: (rotate(q), rotate(k), v),
-    "speeds": lambda base, d, width: base ** (-np.arange(0, d, 2) / d),
-    "angle": lambda position, speeds: position * speeds,
-    "pairs": halves,
-    "turn": lambda a, b, cos, sin: (a * cos - b * sin, a * sin + b * cos),
-    "unpair": joined_halves,
-    "repeat": lambda a, times: np.repeat(a, times, axis=0),
-    "gate": lambda gate, up: gate * sigmoid(gate) * up,
-    "final_norm": lambda x, norm: norm(x),
-    "head": lambda x, table: x @ table.T,
-    "rows": lambda logits: logits,
-}
+    return run("decoder", ids=ids, weights=weights, block=block, norm=norm)

@@ -12,17 +12,22 @@ from qkv_marking._errors import WrongParameters
 from qkv_marking._findings import Symptom, nothing_done, raises
 from qkv_marking._mistake import Function, Mistake
 from qkv_marking._outcome import RAISED, Outcome, differ, name_of, outcome
-from qkv_marking.tasks._task import Phrases, make_task
-from qkv_marking.tasks.attention.attention_tasks import adds_its_mask, is_made_for_numbers
-from qkv_marking.tasks.attention.symptoms import second_output
-from qkv_marking.tasks.mistakes.formula import BATCHES, LARGE
-from qkv_marking.tasks.mistakes.masks import CAUSAL, EMPTY, HIDING, MASK
+from qkv_marking.tasks._table import Table
+from qkv_marking.tasks._task import make_task
+from qkv_marking.tasks.attention.attention_tasks import (
+    ONE_AT_A_TIME,
+    adds_its_mask,
+    is_made_for_numbers,
+)
+from qkv_marking.tasks.attention.mistakes import BATCHES, CAUSAL, EMPTY, HIDING, LARGE, MASK
+from qkv_marking.tasks.attention.symptoms import large_scores, second_output
 from qkv_marking.tasks.self_attention_class import layers as steps
 from qkv_marking.tasks.self_attention_class.layers import LayerCall, Layers
 
-_TEXTS = Phrases(__name__)
+_TEXTS = Table(__package__, "mark_class")
 # minimum and maximum of the ratio size(queries) / size(words); torch's layer has the ratio 0.6
 _SMALL, _LARGE = 0.5, 2.0
+_MEAN = 0.3  # the largest mean of a matrix, relative to its root mean square
 # tokens, embed_dim, num_heads
 _SIZES = ((2, 2, 1), (2, 4, 2), (3, 6, 3), (2, 5, 1))
 
@@ -112,6 +117,7 @@ def _mark(built: Function) -> Marking:
         steps.RIGHT,
         returns="return out  # (T, embed_dim)",
     )
+    m.varied = ("x",)  # the other fields of a case are read from the layer
     first = run(_inputs().cases[0])
     if isinstance(first.error, WrongParameters):
         raise first.error  # the call requires an argument that the marker does not know
@@ -225,15 +231,13 @@ def _by_weights(m: Marking, layers: Layers, flipped: bool, cases: list[LayerCall
     beside = [replace(run, case=steps.as_attention(run.case)) for run in m.runs]
     m.find(second_output(beside))
     larger = [replace(case, x=case.x * 1e4) for case in cases]
-    m.test(Group("scores beyond a million", larger, LARGE))
+    m.test(Group("scores beyond a million", larger, LARGE, large_scores))
     batch = replace(cases[1], x=_inputs().batch)
     run = m.call(batch)
-    if layers.batched or (run.out is not None and run.out.shape == _inputs().batch.shape):
+    if layers.batched or run.is_right:
         m.test(Group("a batch", [batch], BATCHES))
     else:
-        m.limits.append(
-            "It takes one text at a time: a batch fails, or its output has a wrong shape."
-        )
+        m.limits.append(ONE_AT_A_TIME)
     _try_masks(m, layers, cases[1:3], flipped)
 
 
@@ -314,7 +318,10 @@ def _check_scale(layers: Layers) -> Symptom | None:
         return None
     width = _inputs().wide.x.shape[-1]
     for role in "qkv":
-        times = float(np.sqrt(np.mean(weights.matrices[role] ** 2) * width))
+        size = float(np.sqrt(np.mean(weights.matrices[role] ** 2)))
+        mean, times = float(weights.matrices[role].mean()), size * width**0.5
+        if abs(mean) > _MEAN * size:
+            return _TEXTS.finding("class-weights-mean", None, role=role, mean=f"{mean:.2g}")
         if not _SMALL < times < _LARGE:
             return _TEXTS.finding(
                 "class-weights-unscaled",
@@ -352,7 +359,7 @@ def _by_symmetries(m: Marking) -> None:
             m.find(_of_layer("class-no-mixing", run))
             return
     m.tried.append("shapes, and the order of words")
-    m.explained = True
+    m.by_mistakes = True
     m.find(_of_layer("class-weights-hidden", m.call(_inputs().cases[0])))
 
 

@@ -13,19 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array, Arrays
-from qkv_marking._mistake import Function, Steps
+from qkv_marking._formula import Lines
+from qkv_marking._mistake import Function
 from qkv_marking._outcome import RAISED, Elsewhere, as_tensors, is_number, numbers, options_of
-from qkv_marking.tasks._task import Phrases
-from qkv_marking.tasks.attention.steps import (
-    OPTIONS,
-    RIGHT as ATTENTION,
-    Trial,
-    compute as attention,
-)
-from qkv_marking.tasks.mistakes.formula import core, of_output
-from qkv_marking.tasks.mistakes.heads import HEADS, IN_TURN, JOINED, ONE_HEAD, OUTPUT_MISSING
+from qkv_marking.tasks._table import Table
+from qkv_marking.tasks.attention.mistakes import FORMULA, HEADS, HELPERS, OF_OUTPUT, ONE_HEAD, core
+from qkv_marking.tasks.attention.steps import OPTIONS, Trial, values_of
 
-_TEXTS = Phrases(__name__)
+_TABLE = Table(__package__, "layers", HELPERS, FORMULA)
+RIGHT = _TABLE.formula.lines
+NO_OUTPUT, *_OTHERS = _TABLE.group("layer")
+KNOWN = (NO_OUTPUT, *_OTHERS, *HEADS, *ONE_HEAD, *core("x,w_q,w_k,w_v"), *OF_OUTPUT)
 
 
 @dataclass(frozen=True)
@@ -83,33 +81,15 @@ def as_attention(case: LayerCall) -> Trial:
     return Trial({"x": x, **arrays}, case.mask, case.causal, None, case.heads, matrices["o"])
 
 
-def compute(case: LayerCall, steps: Steps) -> Array:
+def compute(case: LayerCall, steps: Lines) -> Array:
     """Compute the output from the layer's weights, or return the input if no weights are known."""
     if case.matrices is None:
         return case.x
-    out = attention(as_attention(case), steps)
-    out = out if case.biases is None else out + case.biases.get("o", 0)
-    done: Array = steps["around"](out, case.x)
-    return done
-
-
-RIGHT: Steps = {**ATTENTION, "around": lambda out, x: out}
-NO_OUTPUT, *_OTHERS = _TEXTS.mistakes(
-    {
-        "class-no-output-projection": OUTPUT_MISSING.variants,
-        "class-residual-inside": [{"around": lambda out, x: out + x}],
-        "class-heads-backwards": JOINED[1].variants,
-        "class-heads-interleaved": IN_TURN.variants[:1],
-    }
-)
-KNOWN = (
-    NO_OUTPUT,
-    *_OTHERS,
-    *HEADS,
-    *ONE_HEAD,
-    *core("x,w_q,w_k,w_v"),
-    *of_output("out = np.swapaxes(out, 0, 1).reshape(T, embed_dim) @ self.w_o"),
-)
+    attention = as_attention(case)
+    biases = case.biases or {}
+    values = {**values_of(attention), "before": case.x, "b_o": biases.get("o", 0)}
+    out: Array = _TABLE.formula.run(values, steps)["out"]
+    return out
 
 
 ROLES = ("q", "k", "v", "o")
@@ -205,7 +185,13 @@ def _open(thing: Any) -> tuple[Array | None, dict[Any, Any]]:
     if (a := numbers(thing)) is not None:
         return a, {}
     if hasattr(thing, "__dict__") and not isinstance(thing, type | ModuleType):
-        return None, dict(vars(thing))
+        properties = {
+            name: getattr(thing, name)
+            for kind in type(thing).__mro__
+            for name, it in vars(kind).items()
+            if isinstance(it, property) and _role(f".{name}") is not None
+        }
+        return None, {**vars(thing), **properties}
     return None, {}
 
 

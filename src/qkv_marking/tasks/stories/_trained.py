@@ -1,7 +1,8 @@
 """The tasks of lesson 12 about a student's trained decoder: loss, induction head, removed heads."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,64 +13,13 @@ from qkv_marking._errors import type_name
 from qkv_marking._mistake import Function, Mistake
 from qkv_marking._outcome import RAISED, is_stub, numbers
 from qkv_marking._result import CheckResult
-from qkv_marking.tasks._task import DO, Exercise, Phrases, task
-from qkv_marking.tasks.attention.steps import softmax
+from qkv_marking.tasks._table import Table
+from qkv_marking.tasks._task import Exercise, task
+from qkv_marking.tasks.attention.mistakes import softmax
 from qkv_marking.tasks.stories import _grammar
 from qkv_marking.tasks.stories._grammar import begins, others, returning
 
-_TEXTS = Phrases(__name__)
-
-
-def _returning(ids: Any, names: Any) -> Iterator[tuple[int, list[int]]]:
-    """Yield the position of each repeated name, and the earlier positions of this name."""
-    for i, one in enumerate(ids):
-        earlier = [j for j in range(i) if ids[j] == one]
-        if earlier and one in names:
-            yield i, earlier
-
-
-def induction_score(weights: Array, ids: Any, names: Any) -> Any:
-    """Return the mean weight from a repeated name to the words after its earlier occurrences."""
-    return np.mean(
-        [sum(weights[i, j + 1] for j in earlier) for i, earlier in _returning(ids, names)]
-    )
-
-
-def _shift(by: int) -> Function:
-    return lambda weights, ids, names: np.mean(
-        [sum(weights[i, j + by] for j in earlier) for i, earlier in _returning(ids, names)]
-    )
-
-
-def _of_one(number: int) -> Function:
-    """Return a function with a known mistake: it uses only one earlier occurrence of a name.
-
-    If `number` is 0, this is the first occurrence; if it is -1, the last earlier occurrence.
-    """
-    return lambda weights, ids, names: np.mean(
-        [weights[i, earlier[number] + 1] for i, earlier in _returning(ids, names)]
-    )
-
-
-def _later(*, itself: bool) -> Function:
-    """Return a function with a known mistake: it also uses later occurrences of a name.
-
-    If `itself` is True, the function uses the current occurrence as well.
-    """
-
-    def score(weights: Array, ids: Any, names: Any) -> Any:
-        shares = []
-        for i, one in enumerate(ids):
-            behind = [j + 1 for j in range(len(ids) - 1) if ids[j] == one and (itself or j != i)]
-            if behind and one in names:
-                shares.append(weights[i, behind].sum())
-        return np.mean(shares)
-
-    return score
-
-
-def _sum(weights: Array, ids: Any, names: Any) -> Any:
-    return induction_score(weights, ids, names) * len([*_returning(ids, names)])
+_TEXTS = Table(__package__, "trained", section="decoder")
 
 
 def _patterns() -> list[tuple[Any, ...]]:
@@ -96,43 +46,8 @@ def _patterns() -> list[tuple[Any, ...]]:
 
 
 INDUCTION_SCORE = Exercise(
-    "induction-score",
-    induction_score,
-    _patterns,
-    _TEXTS.mistakes(
-        {
-            "score-same-name": [_shift(0)],
-            "score-before-name": [_shift(-1)],
-            "score-transposed": [
-                lambda weights, ids, names: induction_score(weights.T, ids, names)
-            ],
-            "score-one-place": [_of_one(-1), _of_one(0)],
-            "score-pairs": [
-                lambda weights, ids, names: np.mean(
-                    [weights[i, j + 1] for i, earlier in _returning(ids, names) for j in earlier]
-                )
-            ],
-            "score-first-mentions": [
-                lambda weights, ids, names: _sum(weights, ids, names) / sum(np.isin(ids, names))
-            ],
-            "score-all-words": [
-                lambda weights, ids, names: induction_score(weights, ids, ids),
-                lambda weights, ids, names: _sum(weights, ids, ids) / len(ids),
-            ],
-            "score-all-places": [lambda weights, ids, names: _sum(weights, ids, names) / len(ids)],
-            "score-later": [_later(itself=False), _later(itself=True)],
-            "score-sum": [_sum],
-            "score-previous": [
-                lambda weights, ids, names: np.mean(
-                    [weights[i, i - 1] for i, _ in _returning(ids, names)]
-                )
-            ],
-        },
-        DO,
-    ),
-    tried="texts in which names occur once, twice and three times",
-    returns="return score",
-).task()
+    "induction-score", Table(__package__, "trained", section="induction-score"), _patterns
+)
 
 
 _STORIES = 16
@@ -205,7 +120,7 @@ class Decoder:
             words = self.words(number)
             names = {int(ids[i]) for i in begins(words)}
             flat = weights.reshape(-1, *weights.shape[2:])
-            of_heads = [induction_score(one, ids.tolist(), names) for one in flat]
+            of_heads = [INDUCTION_SCORE.solve(one, ids.tolist(), names) for one in flat]
             induction.append(np.reshape(of_heads, weights.shape[:2]))
             previous.append(weights.diagonal(-1, 2, 3).mean(axis=-1))
         return np.mean(induction, axis=0), np.mean(previous, axis=0)
@@ -321,8 +236,8 @@ INDUCTION_HEAD = task(
 )
 
 
-_NAME, _TRIED = "head-removed", "no head, one head and two heads"
-_MEANS = "return p[returning(ids)].mean(), p[others(ids)].mean()"
+_NAME = "head-removed"
+_WITHOUT = Table(__package__, "trained", {"softmax": softmax}, section=_NAME)
 # The allowed error of a mean: float32 rounding errors are smaller, and a mistake causes much larger
 # errors.
 _WITHIN = 2e-4
@@ -345,31 +260,23 @@ class _Removed:
         shape = decoder.patterns(0).shape
         self.heads = [(layer, head) for layer in range(shape[0]) for head in range(shape[1])]
 
-    def logits(self, ids: Array, heads: Any) -> Array:
+    def __call__(self, ids: Array, ablate: Any = ()) -> SimpleNamespace:
         """Return the logits without these heads; ignore heads that do not exist."""
-        valid_heads = tuple(one for one in map(tuple, heads) if one in self.heads)
+        valid_heads = tuple(one for one in map(tuple, ablate) if one in self.heads)
         key = ids.tobytes(), valid_heads
         if key not in self.known:
             self.known[key] = self.decoder.logits(ids, valid_heads)
-        return self.known[key]
+        return SimpleNamespace(logits=[self.known[key]])
 
-    def means(self, said: Callable[[Array, Array], Array], positions: Function) -> Any:
-        """Return a function `without(ids, heads)` that runs the decoder without `heads`.
+    def values(self) -> dict[str, Any]:
+        """Return the variables that the lines of the task use."""
 
-        The function returns two numbers: the mean result of `said` over each of two sets of
-        positions.
+        def on_ids(positions: Function) -> Function:
+            return lambda ids: positions(self.words[ids.tobytes()])
 
-        Args:
-            said: a function that takes logits and ids, and returns a number per position.
-            positions: a function that takes the words of a story, and returns two sets of
-                positions.
-        """
-
-        def without(ids: Array, heads: Any) -> list[float]:
-            values = said(self.logits(ids, heads), ids)
-            return [float(values[at].mean()) for at in positions(self.words[ids.tobytes()])]
-
-        return without
+        finders = {"begins": begins, "returning": returning, "others": others}
+        functions = {name: on_ids(positions) for name, positions in finders.items()}
+        return {"story_model": self, "all_heads": self.heads, **functions}
 
     def cases(self) -> list[tuple[Array, list[tuple[int, int]]]]:
         """Return stories, each with a different list of heads to remove."""
@@ -381,57 +288,6 @@ class _Removed:
         return [(self.decoder.ids[number], heads) for number, heads in enumerate(some)]
 
 
-def _positions(words: Sequence[str]) -> tuple[list[int], list[int]]:
-    return returning(words), others(words)
-
-
-def _next(logits: Array, ids: Array) -> Array:
-    return _grammar.next_words(softmax(logits), ids)
-
-
-def _slips(removed: _Removed, right: Function) -> tuple[Mistake, ...]:
-    means = removed.means
-
-    def remove_others(ids: Array, heads: Any) -> Any:
-        named = [*map(tuple, heads)]
-        return right(ids, [pair for pair in removed.heads if pair not in named])
-
-    def all_but_names(words: Sequence[str]) -> list[int]:
-        return [i for i in range(len(words) - 1) if i not in returning(words)]
-
-    return _TEXTS.mistakes(
-        {
-            "removal-ignored": [lambda ids, heads: right(ids, [])],
-            "removal-exchanged": [lambda ids, heads: right(ids, [pair[::-1] for pair in heads])],
-            "removal-kept": [remove_others],
-            "removal-this-word": [
-                means(lambda logits, ids: softmax(logits)[np.arange(len(ids)), ids], _positions)
-            ],
-            "removal-order": [lambda ids, heads: right(ids, heads)[::-1]],
-            "removal-first-mentions": [means(_next, lambda words: (begins(words), others(words)))],
-            "removal-all-words": [
-                means(_next, lambda words: (returning(words), [*range(len(words) - 1)])),
-                means(_next, lambda words: (returning(words), all_but_names(words))),
-            ],
-            "removal-last-names": [
-                means(
-                    _next,
-                    lambda words: (
-                        [i + 1 for i in returning(words)],
-                        others(words),
-                    ),
-                )
-            ],
-            "removal-logits": [means(_grammar.next_words, _positions)],
-            "removal-losses": [
-                means(lambda logits, ids: -np.log(_next(logits, ids)), _positions),
-                means(lambda logits, ids: np.log(_next(logits, ids)), _positions),
-            ],
-        },
-        DO,
-    )
-
-
 def _mark(things: Any, way: str) -> CheckResult:
     model, function = things
     if is_stub(function):
@@ -440,10 +296,7 @@ def _mark(things: Any, way: str) -> CheckResult:
         return _verdict(NO_FUNCTION)
     try:
         removed = _Removed(decoder_of(model))
-        right = removed.means(_next, _positions)
-        right.__name__ = "without"
-        known = _slips(removed, right)
-        exercise = Exercise(_NAME, right, removed.cases, known, _TRIED, _MEANS, within=_WITHIN)
+        exercise = Exercise(_NAME, _WITHOUT, removed.cases, within=_WITHIN, values=removed.values())
         return exercise.mark(function)
     except Unmeasured as error:
         return _verdict(error.why)
@@ -452,7 +305,7 @@ def _mark(things: Any, way: str) -> CheckResult:
 
 
 def _verdict(one: Mistake) -> CheckResult:
-    return mark_values(_NAME, "without", _TRIED, [one], [one.key])
+    return mark_values(_NAME, "without", _WITHOUT.fields["tried"], [one], [one.key])
 
 
 HEAD_REMOVED = task(_NAME, _mark)

@@ -12,10 +12,11 @@ from qkv_marking._findings import Symptom, no_array, nothing_returned, raises
 from qkv_marking._mistake import Function
 from qkv_marking._outcome import Outcome, kind_of, name_of, options_of, outcome
 from qkv_marking._result import CheckResult
-from qkv_marking.tasks._task import Arguments, Phrases, task
+from qkv_marking.tasks._table import Table
+from qkv_marking.tasks._task import Arguments, task
 from qkv_marking.tasks.stories._grammar import PEOPLE, SENTENCES, sentences_of
 
-_TEXTS = Phrases(__name__)
+_TEXTS = Table(__package__, "writer")
 _STORIES = 60
 # minimum number of last names per first name in sixty stories; ten is usual
 _LAST_NAMES = 3
@@ -160,7 +161,8 @@ def _mark(function: Function, way: str) -> CheckResult:
         m.findings.append(replace(finding, run=None))
         example = {**run.case.list_arguments(), "yours": run.error or run.returned}
     m.runs = runs
-    m.explained = not any(finding.key in _NOTHING for finding in m.findings)
+    m.by_mistakes = True
+    m.empty = any(finding.key in _NOTHING for finding in m.findings)
     return replace(m.result(), example=example)
 
 
