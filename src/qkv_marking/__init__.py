@@ -3,14 +3,15 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from qkv_marking._check_function import check
 from qkv_marking._result import CheckResult
-from qkv_marking.check_function import check
 
 if TYPE_CHECKING:
     from qkv_marking.conformance.card import conform
     from qkv_marking.conformance.report import Report
     from qkv_marking.files._class_table import ClassTable, by_file, by_roster, files_in, read_roster
     from qkv_marking.files._mark_file import check_file
+    from qkv_marking.files._plan import Plan, plan_tasks
     from qkv_marking.files.junit_gradescope import write_gradescope, write_junit
     from qkv_marking.tasks import TASKS
 
@@ -18,6 +19,7 @@ __all__ = [
     "TASKS",
     "CheckResult",
     "ClassTable",
+    "Plan",
     "Report",
     "by_file",
     "by_roster",
@@ -25,6 +27,7 @@ __all__ = [
     "check_file",
     "conform",
     "files_in",
+    "plan_tasks",
     "read_roster",
     "write_gradescope",
     "write_junit",
@@ -36,6 +39,8 @@ _WHERE = {
     "conform": "conformance.card",
     "check_file": "files._mark_file",
     "ClassTable": "files._class_table",
+    "Plan": "files._plan",
+    "plan_tasks": "files._plan",
     "by_file": "files._class_table",
     "by_roster": "files._class_table",
     "files_in": "files._class_table",

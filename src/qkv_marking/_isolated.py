@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from qkv.signals import end_with_parent
+from qkv_marking._descendants import MARK, adopt_orphans, end_descendants
 from qkv_marking._outcome import getpid
 
 Packed = dict[str, Any]
@@ -33,6 +34,8 @@ _NO_REPLY = 70  # The exit code of a process that could not send its reply.
 _START = 60.0  # The time limit for loading Python and NumPy on a busy machine.
 _PATIENCE = 20  # On a busy machine, time limits are multiplied by at most this number.
 _TICK = 0.1
+_GRACE = 2.0  # A part of an answer may end within this time after its interruption.
+_FILE = 100 << 20  # The maximum size of a file that the child writes; of all files: twice as much.
 _LINE = 1 << 26  # The maximum length of a line in bytes; every verdict is shorter.
 _MOVES = 0.02  # If a process uses less CPU time per second than this limit, it counts as idle.
 _ALONE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "QKV_NUM_THREADS")
@@ -63,11 +66,19 @@ class Isolated:
         seconds: the time limit for an answer.
         waiting: a function to call several times per second during a wait.
         call: the name of the public function, for error messages.
+        folder: a folder in which the child writes; if its files become too large, the child ends.
     """
 
     def __init__(
-        self, program: Sequence[str] | Action, *, seconds: float, waiting: Action, call: str
+        self,
+        program: Sequence[str] | Action,
+        *,
+        seconds: float,
+        waiting: Action,
+        call: str,
+        folder: Path | None = None,
     ) -> None:
+        self._folder, self._mark = folder, secrets.token_hex(8)
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
         self._child: subprocess.Popen[bytes] | Forked
         try:
@@ -76,7 +87,7 @@ class Isolated:
             else:
                 # the maximum lifetime of the child in seconds, longer than any run
                 alarm = min(_START + _PATIENCE * seconds * 120, 1e6)
-                self._child = _start_program([*program, str(alarm)], self._stderr)
+                self._child = _start_program([*program, str(alarm)], self._stderr, self._mark)
         except BaseException:
             self._stderr.close()
             raise
@@ -101,6 +112,7 @@ class Isolated:
             request: the request.
             limit: a function that returns the time limit of a part of the work. Before each part,
                 the child sends an object that describes the part, and `limit` receives the object.
+                A part that takes longer is interrupted by SIGINT.
 
         Raises:
             Ended: the process has ended or takes too long to reply.
@@ -113,14 +125,31 @@ class Isolated:
         with suppress(OSError):  # if the child has ended, `self._hear` returns None
             self._child.stdin.write(dumps({**request, "n": number}).encode() + b"\n")
             self._child.stdin.flush()
+        warned = True  # parts can be interrupted, but not the whole answer
         while True:
-            reply = self._hear(self._seconds)
+            try:
+                reply = self._hear(self._seconds)
+            except Ended:
+                if warned or not self._interrupt():
+                    raise
+                warned = True
+                self.begin(_GRACE)
+                continue
             if reply is None:
                 raise Ended(*self._explain_end())
             if reply.get("n") == number:
                 if "part" not in reply:
                     return reply
                 self.begin(limit(reply["part"]))
+                warned = False
+
+    def _interrupt(self) -> bool:
+        """Ask the child to end the current part of its work; return False if this fails."""
+        if not hasattr(os, "killpg"):  # Windows has no such signal
+            return False
+        with suppress(OSError):
+            os.kill(self._worker, signal.SIGINT)
+        return True
 
     def _start(self) -> None:
         """Wait until the child is running."""
@@ -164,12 +193,23 @@ class Isolated:
                 if now - self._noted >= 1:
                     self._moves = used - self._used_then >= _MOVES
                     self._noted, self._used_then = now, used
+                    self._measure_folder()
                 # on a busy machine, the child may still be waiting for CPU time
                 held_up = (waits or self._moves) and used - self._used < seconds / 2
                 if passed >= seconds and not (held_up and passed < _PATIENCE * seconds):
                     raise Ended("endless-loop", f"the process was ended after {seconds:g} s")
         finally:
             self._waited += time.monotonic() - begin
+
+    def _measure_folder(self) -> None:
+        """Raise `Ended` if the files in the child's folder are too large."""
+        size = 0
+        for parent, _, names in os.walk(self._folder) if self._folder else ():
+            for name in names:
+                with suppress(OSError):
+                    size += os.lstat(os.path.join(parent, name)).st_blocks * 512
+        if size > 2 * _FILE:
+            raise Ended("writes-too-much", f"the files have {size >> 20} MB")
 
     def _processor(self) -> tuple[bool, float]:
         return processor(self._worker or self._child.pid)
@@ -193,6 +233,7 @@ class Isolated:
 
     def __exit__(self, *_error: object) -> None:
         if hasattr(os, "killpg"):
+            end_descendants(self._child.pid, self._mark)
             ends = [(os.killpg, self._child.pid)]
             # the student's code may have left the process group
             if self._worker and self._child.poll() is None:
@@ -260,7 +301,7 @@ class Forked:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _start_program(program: Sequence[str], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start_program(program: Sequence[str], stderr: IO[bytes], mark: str) -> subprocess.Popen[bytes]:
     module, *arguments = program
     # -P: do not import libraries from the current folder
     return subprocess.Popen(
@@ -268,7 +309,7 @@ def _start_program(program: Sequence[str], stderr: IO[bytes]) -> subprocess.Pope
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,
-        env=os.environ | dict.fromkeys(_ALONE, "1"),
+        env=os.environ | dict.fromkeys(_ALONE, "1") | {MARK: mark},
         start_new_session=True,  # Ctrl-C reaches only this process, which ends the child
     )
 
@@ -286,7 +327,12 @@ def processor(pid: int) -> tuple[bool, float]:
         return False, 0.0
 
 
-def serve(load: Callable[[], Answer], megabytes: int, seconds: float) -> None:
+def serve(
+    load: Callable[[], Answer],
+    megabytes: int,
+    seconds: float,
+    clean_up: Action = lambda: None,
+) -> None:
     """Answer requests in a fork of the child process, then end both processes.
 
     Args:
@@ -294,9 +340,10 @@ def serve(load: Callable[[], Answer], megabytes: int, seconds: float) -> None:
             returns the reply to a request; it may call `tell(part)` before each part of its work.
         megabytes: the memory limit.
         seconds: the maximum lifetime of the process.
+        clean_up: a function that is called if the marker is killed.
     """
     _limit_memory(megabytes)
-    _go_on_in_a_child()
+    _go_on_in_a_child(clean_up)
     if hasattr(signal, "alarm"):  # Windows has no alarm
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(int(seconds))
@@ -314,7 +361,7 @@ def serve(load: Callable[[], Answer], megabytes: int, seconds: float) -> None:
         leave(code)  # end at once, without waiting for the student's threads
 
 
-def _go_on_in_a_child() -> None:
+def _go_on_in_a_child(clean_up: Action) -> None:
     """Fork and continue in the child; the parent waits, and exits with the child's exit code.
 
     If the marker ends, the parent ends the child, even while the child holds its interpreter lock.
@@ -322,18 +369,25 @@ def _go_on_in_a_child() -> None:
     if not hasattr(os, "fork"):  # Windows cannot fork
         return
     marker = os.getppid()
+    adopt_orphans()
     child = os.fork()
     if not child:
         return
 
     def end() -> None:
-        os.kill(child, signal.SIGKILL)  # it may have left the process group
+        end_descendants(os.getpid())
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)  # it may have left the process group
+        clean_up()
         os.killpg(0, signal.SIGKILL)
 
     end_with_parent(marker, end)
     for number in (0, 1, 2):  # only the child keeps the pipes open
         os.close(number)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    end_descendants(os.getpid())
+    if os.getppid() != marker:  # the marker has ended: the other thread calls `end`
+        time.sleep(_START)
     if code < 0:
         with suppress(OSError):  # the handler of SIGKILL cannot be set
             signal.signal(-code, signal.SIG_DFL)
@@ -359,11 +413,12 @@ def _private_ends() -> tuple[Callable[[], bytes], Callable[[Packed], None]]:
 
 
 def _limit_memory(megabytes: int) -> None:
-    """Limit the memory, and disable core files."""
+    """Limit the memory and the size of each written file, and disable core files."""
     try:
         import resource
     except ImportError:  # Windows has no module `resource`
         return
-    for limit, size in ((resource.RLIMIT_DATA, megabytes << 20), (resource.RLIMIT_CORE, 0)):
+    limits = {resource.RLIMIT_DATA: megabytes << 20, resource.RLIMIT_CORE: 0}
+    for limit, size in (limits | {resource.RLIMIT_FSIZE: _FILE}).items():
         with suppress(ValueError, OSError):  # `setrlimit` fails if the hard limit is lower
             resource.setrlimit(limit, (size, resource.getrlimit(limit)[1]))

@@ -22,6 +22,7 @@ from qkv_marking._errors import WrongParameters, type_name
 # this limit, and the errors that a mistake causes are much larger.
 TOLERANCE = 2e-6
 HALF_TOLERANCE = 4e-3  # The allowed error for float16.
+_MOST_LINES = 100_000  # The maximum number of lines that one call may print.
 _FEW = 100_000  # An output with no more values than this is always copied.
 RAISED = (Exception, SystemExit)  # The marker reports these errors of a student's code.
 
@@ -243,7 +244,11 @@ def _copy_output(a: Array | None, right: Array) -> Array | None:
 getpid, _leave = os.getpid, os._exit
 
 
-class Unread(io.TextIOBase):
+class PrintFlood(Exception):
+    """Raised if a student's code prints too much."""
+
+
+class Unread(io.TextIOWrapper):
     """An output stream that discards text and counts its lines.
 
     Attributes:
@@ -251,11 +256,15 @@ class Unread(io.TextIOBase):
     """
 
     def __init__(self) -> None:
-        self.lines = 0
+        super().__init__(open(os.devnull, "wb"), encoding="utf-8")  # noqa: SIM115 (closed by io)
+        self.lines = self._letters = 0
 
     def write(self, text: str) -> int:
-        """Count the lines of a text."""
+        """Count the lines of a text; raise `PrintFlood` if there are too many."""
         self.lines += text.count("\n")
+        self._letters += len(text)
+        if self.lines > _MOST_LINES or self._letters > 100 * _MOST_LINES:
+            raise PrintFlood(f"more than {_MOST_LINES:,} lines are printed")
         return len(text)
 
 
@@ -264,7 +273,7 @@ def mute() -> Iterator[Unread]:
     """Hide printed text in a `with` block, and let `input()` raise an EOFError."""
     before, sys.stdin = sys.stdin, io.StringIO()
     try:
-        with contextlib.redirect_stdout(Unread()) as unread:
+        with Unread() as unread, contextlib.redirect_stdout(unread):
             yield unread
     finally:
         sys.stdin = before

@@ -3,6 +3,7 @@
 import builtins
 import contextlib
 import difflib
+import inspect
 import re
 from collections.abc import Iterator, Mapping
 from types import FrameType, MappingProxyType, ModuleType
@@ -116,7 +117,8 @@ def _is_of_self(name: str, error: BaseException) -> bool:
 def _of_attribute(error: AttributeError) -> Mistake | None:
     """Explain an AttributeError of a module, an array, or an object whose class is in the file."""
     name, owner = error.name or "", error.obj
-    begin = getattr(getattr(type(owner), "__init__", None), "__code__", None)
+    method = inspect.unwrap(getattr(type(owner), "__init__", object.__init__))
+    begin = getattr(method, "__code__", None)
     if begin is not None and name in begin.co_varnames:
         return look_up("self-forgotten", name=name, line=f"self.{name} = ...  # in __init__")
     near = _near(name, dir(owner))

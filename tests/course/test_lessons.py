@@ -16,6 +16,7 @@ from myst_nb.core.read import read_myst_markdown_notebook
 from nbclient import NotebookClient
 
 from qkv_marking import TASKS, check_file
+from qkv_marking.files._plan import LESSONS
 
 PAGES = notebooks.lessons()
 # Stores the last verdict of `qkv.check` for each function, or for the values of a task.
@@ -83,6 +84,12 @@ def test_the_students_notebook_with_the_answers_gets_all_points(text: str) -> No
         (key,) = {name, *TASKS[name].looks_for} & {*told}
         points, words = told[key]
         assert points == FULL, f"{name}: {words}"
+
+
+def test_the_marker_knows_the_tasks_of_each_lesson() -> None:
+    known = {f"{number}-{name}": [*tasks] for number, (name, tasks) in LESSONS.items()}
+    notebook_of = {page.stem: notebooks.student(page.read_text("utf-8")) for page in PAGES}
+    assert known == {name: book.metadata["qkv"]["tasks"] for name, book in notebook_of.items()}
 
 
 def test_handed_in_notebooks_get_full_or_no_points(text: str, tmp_path: Path) -> None:

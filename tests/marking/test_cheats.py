@@ -1,8 +1,12 @@
 """Tests that cheats, such as calls of qkv, earn no points."""
 
+import sys
+
+import numpy as np
 import pytest
 
-from qkv_marking import check_file
+import qkv
+from qkv_marking import check, check_file
 
 RIGHT = """
 import numpy as np
@@ -63,7 +67,66 @@ def softmax(x):
 """
 
 # name of the cheat: its file, and the start of the forbidden call's name, or None
+ATTEND = """
+import numpy as np
+def attend(q, k, v):
+    s = q @ np.swapaxes(k, -1, -2) / q.shape[-1] ** 0.5
+    e = np.exp(s - s.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True) @ v
+"""
+# a fake library of which every function is named
+SESSION = """
+class Session:
+    def run(self, names, given):
+        return [attend(*given.values())]
+"""
+WHOLE = """
+import sys, types
+{name} = types.ModuleType("{name}.inference")
+exec(SOURCE, vars({name}))
+def attention(q, k, v):
+    return {name}.Session().run(None, dict(q=q, k=k, v=v))[0]
+""".replace("SOURCE", repr(ATTEND + SESSION))
+FORKS = """
+import os, pickle
+def attention(q, k, v):
+    read, write = os.pipe()
+    if not os.fork():
+        os.write(write, pickle.dumps(attend(q, k, v)))
+        os._exit(0)
+    return pickle.loads(os.read(read, 99999))
+"""
+POOL = """
+import concurrent.futures as futures, multiprocessing
+pool = {pool}
+def attention(q, k, v):
+    return pool.{call}.{result}()
+"""
+
 CHEATS = {
+    **{
+        f"{name} computes the answer": (WHOLE.format(name=name), f"{name}.Session.run")
+        for name in ("onnxruntime", "transformers", "sklearn")
+    },
+    "a fork answers": (ATTEND + FORKS, "os.fork"),
+    "a process pool answers": (
+        ATTEND
+        + POOL.format(
+            pool='multiprocessing.get_context("fork").Pool(1)',
+            call="apply_async(attend, (q, k, v))",
+            result="get",
+        ),
+        "multiprocessing.Pool.apply_async",
+    ),
+    "an executor of processes answers": (
+        ATTEND
+        + POOL.format(
+            pool='futures.ProcessPoolExecutor(1, multiprocessing.get_context("fork"))',
+            call="submit(attend, q, k, v)",
+            result="result",
+        ),
+        "concurrent.ProcessPoolExecutor.submit",
+    ),
     "it calls qkv": ("import qkv\ndef softmax(x):\n    return qkv.softmax(x)", "qkv.softmax"),
     "it is qkv's by another name": ("import qkv\nsoftmax = qkv.softmax", "qkv.softmax"),
     "it borrows the marker's answer": (
@@ -140,6 +203,38 @@ def test_a_cheat_earns_nothing(tmp_path, cheat):
         assert result.mistake == "answered-by-library", str(result)
         assert any(name.startswith(helper) for name in result.helped_by), result.helped_by
         assert result.helped_by[0] in result.message
+
+
+def answer_of_qkv(q, k, v):
+    return qkv.attention(q, k, v)
+
+
+def own_attention(q, k, v):
+    scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
+    return qkv.softmax(scores) @ v
+
+
+def test_qkv_check_names_the_call_as_the_command_does(tmp_path):
+    result = check(answer_of_qkv)
+    assert (result.points, result.mistakes) == (0, ("answered-by-library",))
+    assert result.helped_by == ("qkv.attention",)
+    assert "it calls qkv.attention." in result.message
+    assert check(qkv.softmax, task="softmax").points == 0
+    assert (check(own_attention).points, check(own_attention).helped_by) == (10, ())
+    assert sys.getprofile() is None
+    path = tmp_path / "mine.py"
+    path.write_text("import qkv\ndef attention(q, k, v):\n    return qkv.attention(q, k, v)")
+    (marked,) = check_file(path)
+    assert (marked.points, marked.helped_by) == (result.points, result.helped_by)
+
+
+def test_threads_are_no_processes(tmp_path):
+    source = "import concurrent.futures as futures\npool = futures.ThreadPoolExecutor(1)\n"
+    path = tmp_path / "mine.py"
+    path.write_text(RIGHT + source + "own = softmax\ndef softmax(x):\n"
+                    "    return pool.submit(own, x).result()")  # fmt: skip
+    (result,) = check_file(path)
+    assert (result.points, result.helped_by) == (10, ())
 
 
 def test_an_own_solution_keeps_its_points_despite_importing_qkv(tmp_path):

@@ -14,13 +14,36 @@ from qkv.cli._program import FAILED
 from qkv.files import ordinary
 
 if TYPE_CHECKING:
-    from qkv_marking import CheckResult, ClassTable
+    from qkv_marking import CheckResult, ClassTable, Plan
 
 
 @click.command()
 @click.argument("files", nargs=-1, metavar="FILE...")
 @click.option(
-    "--task", metavar="NAME", help="Mark only this task. Default: each task that a file contains."
+    "--task",
+    "tasks",
+    metavar="NAME",
+    multiple=True,
+    help="Mark only this task; may be repeated. Default: each task that a file contains.",
+)
+@click.option(
+    "--lesson",
+    "lessons",
+    type=click.IntRange(1),
+    multiple=True,
+    help="Mark the tasks of this lesson, whatever a file says; may be repeated. Of a student's"
+    " files, those of other lessons do not count.",
+)
+@click.option(
+    "--released",
+    metavar="NOTEBOOK",
+    help="Mark the tasks of this notebook, which you handed out, whatever a file says.",
+)
+@click.option(
+    "--points",
+    metavar="FILE",
+    help="A CSV file with the columns `task` and `points` (and `lesson`, if a task is in several):"
+    " the points of a right answer. Default: 10.",
 )
 @click.option(
     "--list",
@@ -73,12 +96,11 @@ if TYPE_CHECKING:
     "--html", metavar="FILE", callback=writable(".html"), help="Write the table as a page."
 )
 @json_option
-def check(
-    files: tuple[str, ...], task: str | None, grade: int, as_json: bool, **options: Any
-) -> None:
+def check(files: tuple[str, ...], grade: int, as_json: bool, **options: Any) -> None:
     """Mark FILEs (.py, .ipynb) for the tasks of the course: print points, mistakes and a hint.
 
-    A lesson's notebook is marked only for that lesson's tasks. For a folder, the command marks
+    A lesson's notebook is marked only for the tasks that it lists. With --lesson or --released, you
+    choose the tasks, and all tables have their columns. For a folder, the command marks
     every file in the folder, prints a table of the class, and lists the most common mistakes. If
     each student has a subfolder, the table has a row for each student. If a file cannot be marked,
     its verdict gives the reason, and the other files are still marked.
@@ -88,18 +110,17 @@ def check(
     also get a row.
 
     Each file runs in a separate process, which is stopped if it runs too long or uses too much
-    memory. Another process checks the results. A solution gets no points if it calls qkv, torch or
-    scipy to compute the answer. There is no sandbox: a marked file runs with your permissions.
+    memory. Another process checks the results. A solution gets no points if it calls qkv or another
+    library to compute the answer. There is no sandbox: a marked file runs with your permissions.
 
     \b
         qkv check --list
         qkv check mine.py
         qkv check mine.py --task softmax --hint 2
         qkv check 3-one-function-student.ipynb
-        qkv check submissions --roster roster.csv --csv grades.csv --html grades.html
+        qkv check submissions --lesson 3 --roster roster.csv --csv grades.csv --html grades.html
     """  # noqa: D301 (\b tells click not to wrap the next lines)
     import qkv_marking as marking
-    from qkv_marking.check_function import task_of
 
     if options["as_list"]:
         _print_tasks(as_json)
@@ -107,8 +128,8 @@ def check(
     context = click.get_current_context()
     if not files:
         raise click.UsageError("give the files to mark, or --list", context)
-    if task is not None:
-        task_of(task)
+    chosen = {name: options[name] for name in ("tasks", "lessons", "released", "points")}
+    plan = marking.plan_tasks(**chosen)
     folders = [file for file in files if Path(file).is_dir()]
     for file in files:
         if file not in folders:
@@ -120,24 +141,25 @@ def check(
         students = marking.by_file(paths, folders)
     else:
         students = marking.by_roster(listed, paths, folders)
+    students = students.select(plan.select)
+    paths = [file for student in students.rows for file in student.files]
     if options["gradescope"] and len(students.rows) > 1 and students.columns != ("file",):
         raise ValueError(
             "--gradescope writes the results of one submission, but these files are from"
             f" {len(students.rows)} students: name the files of one student, or use --csv"
         )
-    marked = _mark_files(paths, task, seed=options["seed"], seconds=options["seconds"])
-    table = marking.ClassTable(marked, students)
+    marked = _mark_files(paths, plan, seed=options["seed"], seconds=options["seconds"])
+    table = marking.ClassTable(marked, students, plan)
     unwritten = [*_unwritten(table, options)]
     results = [(file, result) for file, results in table.marked for result in results]
     if as_json:
-        rows = [_row(file, result) for file, result in results]
-        print_json(rows[0] if task is not None and len(files) == 1 and not folders else rows)
+        print_json([_row(file, result, plan) for file, result in results])
     elif folders or roster is not None:
         _print_table(table)
     else:
-        tell("\n\n".join(_text(visible(file), result, grade) for file, result in results))
+        tell("\n\n".join(_text(file, result, grade, plan) for file, result in results))
         if len(results) > 1:
-            click.echo(f"\n{_sum([result for _, result in results])}")
+            click.echo(f"\n{_sum(results, plan)}")
     if unwritten:  # print all verdicts before raising this error
         raise OSError("; ".join(unwritten))
     if not all(result.passed for _, result in results):
@@ -145,10 +167,7 @@ def check(
 
 
 def _paths(files: Sequence[str], folders: Sequence[str]) -> Iterator[str]:
-    """Yield all named files, all files in named folders, and all named folders that are empty.
-
-    Raise an error if the only path is an empty folder.
-    """
+    """Yield all named files, all files in named folders, and all named folders without files."""
     from qkv_marking import files_in
 
     for file in files:
@@ -158,13 +177,11 @@ def _paths(files: Sequence[str], folders: Sequence[str]) -> Iterator[str]:
         try:
             yield from files_in(file)
         except FileNotFoundError:
-            if len(files) == 1:
-                raise
             yield file
 
 
 def _mark_files(
-    files: Sequence[str], task: str | None, **options: Any
+    files: Sequence[str], plan: "Plan", **options: Any
 ) -> "list[tuple[str, Sequence[CheckResult]]]":
     """Mark each file; if the marker itself fails, the verdict on the file reports the failure."""
     from qkv._progress import progress
@@ -174,10 +191,13 @@ def _mark_files(
     marked: list[tuple[str, Sequence[CheckResult]]] = []
     with progress("marking", len(files)) as advance:
         for file in files:
+            tasks = plan.tasks_of(file)
             try:
-                results = check_file(file, task, waiting=lambda: advance(0), **options)
+                results = check_file(file, tasks, waiting=lambda: advance(0), **options)
             except Exception as error:
-                results = (report_unmarked(error, task),)
+                results = (
+                    report_unmarked(error, file, tasks[0] if tasks and len(tasks) == 1 else None),
+                )
             marked.append((file, results))
             advance(1)
     return marked
@@ -189,7 +209,7 @@ def _unwritten(table: "ClassTable", paths: Mapping[str, Any]) -> Iterator[str]:
 
     writers: dict[str, Callable[[str], None]] = {
         "junit": lambda to: marking.write_junit(to, table.marked),
-        "gradescope": lambda to: marking.write_gradescope(to, table.marked),
+        "gradescope": lambda to: marking.write_gradescope(to, table.marked, table.plan),
         "csv": table.write_csv,
         "html": table.write_html,
     }
@@ -238,11 +258,11 @@ def _print_table(table: "ClassTable") -> None:
     points = Table(box=None, pad_edge=False)
     for name in table.columns:
         points.add_column(name, overflow="fold")
-    for name in (*table.tasks, "points"):
+    for name in table.headings:
         points.add_column(name, justify="right")
     points.add_column("mistakes", overflow="fold")
     for names, marks, total, mistakes in table.rows():
-        cells = ["" if n is None else str(n) for n in (*marks, total)]
+        cells = ["" if n is None else f"{n:g}" for n in (*marks, total)]
         points.add_row(*(Text(visible(name)) for name in names), *cells, visible(mistakes))
     screen.print(points)
     if table.commonest:
@@ -253,18 +273,26 @@ def _print_table(table: "ClassTable") -> None:
         screen.print(f"      and {len(table.commonest) - _COMMON} more")
 
 
-def _row(file: str, result: "CheckResult") -> dict[str, Any]:
-    names = ("task", "passed", "points", "mistakes", "fragile", "conventions", "hint", "helped_by")
-    return {"file": file, **{name: getattr(result, name) for name in names}}
+def _row(file: str, result: "CheckResult", plan: "Plan") -> dict[str, Any]:
+    names = ("task", "passed", "mistakes", "fragile", "conventions", "hint", "helped_by")
+    points, most = _weigh(file, result, plan)
+    row = {name: getattr(result, name) for name in names}
+    return {"file": file, **row, "points": points, "max_points": most}
 
 
-def _text(file: str, result: "CheckResult", grade: int) -> str:
+def _weigh(file: str, result: "CheckResult", plan: "Plan") -> tuple[float, float]:
+    """Return the points of a verdict and the maximum."""
+    most = plan.most(result.task, file)
+    return (plan.column(result.task, file).weigh(result.points) if result.task else 0, most)
+
+
+def _text(file: str, result: "CheckResult", grade: int, plan: "Plan") -> str:
     """Return a verdict as text for a terminal, with all hints up to the level `grade`."""
-    about = f"{file}, {result.task}" if result.task else file
-    points = f"{result.points} of 10 points"
+    about = visible(file) + (f", {result.task}" if result.task else "")
+    points, most = _weigh(file, result, plan)
     verdict = "passed" if result.passed else "not passed"
     lines = [
-        f"{visible(about)}: {verdict}, {points}",
+        f"{about}: {verdict}, {points:g} of {most:g} points",
         textwrap.indent(visible(result.text(grade), "\n"), "  "),
     ]
     if (result.mistakes or result.fragile) and grade < len(result.hint):
@@ -273,7 +301,8 @@ def _text(file: str, result: "CheckResult", grade: int) -> str:
     return "\n".join(lines)
 
 
-def _sum(results: "list[CheckResult]") -> str:
-    passed = sum(result.passed for result in results)
-    points = sum(result.points for result in results)
-    return f"{passed} of {len(results)} passed, {points} of {10 * len(results)} points"
+def _sum(results: "Sequence[tuple[str, CheckResult]]", plan: "Plan") -> str:
+    passed = sum(result.passed for _, result in results)
+    weighed = [_weigh(file, result, plan) for file, result in results]
+    points, most = (sum(numbers) for numbers in zip(*weighed, strict=True))
+    return f"{passed} of {len(results)} passed, {points:g} of {most:g} points"

@@ -5,8 +5,8 @@ import functools
 import io
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from html import escape
 from importlib.resources import files
 from itertools import starmap
@@ -15,8 +15,9 @@ from string import Template
 
 from qkv.files import StrPath, ordinary, replacing
 from qkv_marking._result import CheckResult
+from qkv_marking.files._plan import Column, Plan
 from qkv_marking.files._source import NOTEBOOK
-from qkv_marking.files.verdicts import not_marked
+from qkv_marking.files.verdicts import describe_found, kind_of_file, not_marked
 from qkv_marking.tasks import TASKS
 
 Marked = tuple[str, Sequence[CheckResult]]  # the name and the verdicts of a file
@@ -33,15 +34,19 @@ class Student:
         names: the first cells of the row: a file, a student's folder, or a student's id and name.
             For a file without a student, the id is empty and the name is the file's path.
         files: the student's files.
+        others: other files and empty folders of a student without Python files and notebooks.
     """
 
     names: tuple[str, ...]
     files: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
     def pick_verdicts(self, marks: dict[str, Sequence[CheckResult]]) -> list[Marked]:
         """Return each file and its verdicts, or one verdict that says that there are no files."""
         if not self.files:
             shows = f"no file or folder is named after {' or '.join(filter(None, self.names))}"
+            if self.others:
+                shows = describe_found(self.others)
             return [(self.names[0], (not_marked("nothing-handed-in", shows, None),))]
         return [(file, marks[file]) for file in self.files]
 
@@ -52,6 +57,11 @@ class Students:
 
     columns: tuple[str, ...]
     rows: tuple[Student, ...]
+
+    def select(self, chosen: Callable[[Sequence[str]], tuple[str, ...]]) -> "Students":
+        """Keep only some files of each student; `chosen` selects among the files of one student."""
+        rows = (replace(student, files=chosen(student.files)) for student in self.rows)
+        return replace(self, rows=tuple(rows))
 
 
 def read_roster(path: StrPath) -> list[tuple[str, str]]:
@@ -89,8 +99,16 @@ def by_file(files: Sequence[str], folders: Sequence[str] = ()) -> Students:
     """Create a row per file, or a row per student if every file is in a student's folder."""
     owners = {file: _owner(file, folders) for file in files}
     if not folders or None in owners.values():
-        return Students(("file",), tuple(Student((file,), (file,)) for file in files))
-    return Students(("student",), _group([(owner,) for owner in owners.values()], files))
+        others = [file for file in _others_in(folders) if kind_of_file(file)]
+        alone = [Student((file,), (file,)) for file in files]
+        return Students(("file",), (*alone, *(Student((file,), (), (file,)) for file in others)))
+    rows = _group([(owner,) for owner in owners.values()], files)
+    others = [
+        _owner(file, folders) or file * (Path(file).is_dir() or bool(kind_of_file(file)))
+        for file in _others_in(folders)
+    ]
+    empty = [owner for owner in dict.fromkeys(filter(None, others)) if owner not in owners.values()]
+    return Students(("student",), (*rows, *(Student((owner,), (), (owner,)) for owner in empty)))
 
 
 def by_roster(
@@ -106,7 +124,14 @@ def by_roster(
     """
     owners = [_owner_in(roster, _names_above(file, folders)) or ("", file) for file in files]
     grouped = {student.names: student for student in _group(owners, files)}
-    listed = [grouped.pop(student, Student(student)) for student in roster]
+    others: dict[tuple[str, ...], list[str]] = {}
+    for file in _others_in(folders):
+        owner = _owner_in(roster, _names_above(file, folders)) or ("", "")
+        others.setdefault(owner, []).append(file)
+    listed = [
+        grouped.pop(student, Student(student, (), tuple(others.get(student, ()))))
+        for student in roster
+    ]
     return Students(_COLUMNS, (*listed, *grouped.values()))
 
 
@@ -115,6 +140,18 @@ def _group(owners: Sequence[tuple[str | None, ...]], files: Sequence[str]) -> tu
     for owner, file in zip(owners, files, strict=True):
         groups.setdefault(tuple(map(str, owner)), []).append(file)
     return tuple(Student(names, tuple(group)) for names, group in groups.items())
+
+
+def _others_in(folders: Sequence[str]) -> list[str]:
+    """List the files that are neither Python nor a notebook, and the empty folders."""
+    below = [(folder, path) for folder in folders for path in sorted(Path(folder).rglob("*"))]
+    return [
+        str(path)
+        for folder, path in below
+        if path.suffix not in (".py", NOTEBOOK)
+        and not any(part.startswith((".", "__")) for part in path.relative_to(folder).parts)
+        and (path.is_file() or (path.is_dir() and not any(path.iterdir())))
+    ]
 
 
 def _owner(file: str, folders: Sequence[str]) -> str | None:
@@ -161,25 +198,34 @@ class ClassTable:
     Args:
         marked: the name and the verdicts of each file.
         students: the students and their files; if None, each file has its own row.
+        plan: the chosen tasks and the points of each task.
 
     Attributes:
         columns: the names of the columns that identify a row: file, student, or id and name.
+        tasks: the columns of the tasks: the tasks of the plan, or else the marked tasks.
         marked: the name and the verdicts of each file. A student without files has one verdict,
             which says that no file was handed in.
     """
 
-    def __init__(self, marked: Sequence[Marked], students: Students | None = None) -> None:
-        marks = dict(marked)
+    def __init__(
+        self, marked: Sequence[Marked], students: Students | None = None, plan: Plan | None = None
+    ) -> None:
+        marks, self.plan = dict(marked), plan or Plan()
         students = students or by_file([*marks])
         self.columns = students.columns
         self._rows = [(student.names, student.pick_verdicts(marks)) for student in students.rows]
         self.marked = [mark for _, marks_of_row in self._rows for mark in marks_of_row]
+        names = {result.task for result in self._results()}
+        tasks = [self.plan.column(name) for name in TASKS if name in names]
+        self.tasks = self.plan.columns or tuple(tasks)
+        self._lessons = {file: self.plan.lesson_of(file) for file, _ in self.marked}
 
     @property
-    def tasks(self) -> list[str]:
-        """The tasks with at least one marked file, in the order of the course."""
-        marked = {result.task for result in self._results()}
-        return [name for name in TASKS if name in marked]
+    def headings(self) -> list[str]:
+        """The headings of the tasks and of the sum, each with the maximum of its points."""
+        sums = [*((column.title, column.most) for column in self.tasks)]
+        sums.append(("points", sum(column.most for column in self.tasks)))
+        return [f"{title} ({most:g})" for title, most in sums]
 
     @property
     def commonest(self) -> list[tuple[int, str, str]]:
@@ -199,26 +245,33 @@ class ClassTable:
     def _results(self) -> list[CheckResult]:
         return [result for _, results in self.marked for result in results]
 
-    def rows(self) -> Iterator[tuple[tuple[str, ...], list[int | None], int, str]]:
+    def rows(self) -> Iterator[tuple[tuple[str, ...], list[float | None], float, str]]:
         """Yield each row's names, points per task, total points and mistakes.
 
-        If several files of a student are marked for a task, the best file counts.
+        If several files of a student are marked for a task, the best file counts. If the plan lists
+        the tasks, a task without a verdict has 0 points.
         """
-        for names, points, results in self._marks():
-            keys = " ".join(key for result in results for key in result.mistakes)
-            yield names, [points.get(task) for task in self.tasks], sum(points.values()), keys
-
-    def _marks(self) -> Iterator[tuple[tuple[str, ...], dict[str | None, int], list[CheckResult]]]:
-        """Yield each row's names, points per task, and the verdicts that count."""
+        none = 0 if self.plan.columns else None
         for names, marks in self._rows:
-            best: dict[str | None, Sequence[CheckResult]] = {}
-            for _, results in marks:
-                for task in dict.fromkeys(result.task for result in results):
-                    of_task = [result for result in results if result.task == task]
-                    if task not in best or _points(of_task) > _points(best[task]):
-                        best[task] = of_task
-            points = {task: _points(results) for task, results in best.items()}
-            yield names, points, [result for results in best.values() for result in results]
+            best = self.pick_best(marks)
+            points = [
+                column.weigh(_points(best[column])) if column in best else none
+                for column in self.tasks
+            ]
+            keys = " ".join(key for result in _distinct(best) for key in result.mistakes)
+            yield names, points, round(sum(filter(None, points)), 2), keys
+
+    def pick_best(self, marks: Sequence[Marked]) -> dict[Column | None, Sequence[CheckResult]]:
+        """Return the verdicts that count in each column; None is the column of whole files."""
+        best: dict[Column | None, Sequence[CheckResult]] = {}
+        for file, results in marks:
+            fitting = [column for column in self.tasks if column.fits(self._lessons[file])]
+            for column in (*fitting, None):
+                task = column and column.task
+                of_task = [result for result in results if result.task == task]
+                if of_task and (column not in best or _points(of_task) > _points(best[column])):
+                    best[column] = of_task
+        return best
 
     def write_csv(self, path: StrPath) -> None:
         """Write a CSV file. Each line has names, points per task, total points and mistakes.
@@ -228,10 +281,9 @@ class ClassTable:
         """
         text = io.StringIO()
         lines = csv.writer(text)
-        lines.writerow([*self.columns, *self.tasks, "points", "mistakes"])
+        lines.writerow([*self.columns, *self.headings, "mistakes"])
         for names, points, total, mistakes in self.rows():
-            # csv writes None as an empty cell
-            lines.writerow([*map(_plain, names), *points, total, mistakes])
+            lines.writerow([*map(_plain, names), *map(_show, (*points, total)), mistakes])
         with replacing(path) as out:
             out.write(text.getvalue().encode("utf-8", "replace"))
 
@@ -245,7 +297,7 @@ class ClassTable:
         noun = "file" if self.columns == ("file",) else "student"
         points = ' class="points"'
         heads = [_cell("th", name, ' scope="col"') for name in self.columns]
-        heads += [_cell("th", name, f' scope="col"{points}') for name in (*self.tasks, "points")]
+        heads += [_cell("th", name, f' scope="col"{points}') for name in self.headings]
         common = "".join(
             f"<tr>{_cell('td', count, points)}{_cell('td', task)}"
             f"{_cell('td', _commonest(said[task, key]))}</tr>"
@@ -258,24 +310,36 @@ class ClassTable:
             passed=sum(result.passed for result in results),
             verdicts=len(results),
             heads="".join([*heads, _cell("th", "mistakes", ' scope="col"')]),
-            rows="\n".join(starmap(self._html_row, self._marks())),
+            rows="\n".join(starmap(_html_row, zip(self.rows(), self._rows_best(), strict=True))),
             commonest=f"<table>{common}</table>" if common else "<p>None.</p>",
         )
         with replacing(path) as out:
             out.write(text.encode("utf-8", "replace"))
 
-    def _html_row(
-        self, names: tuple[str, ...], points: dict[str | None, int], results: list[CheckResult]
-    ) -> str:
-        numbers = [*(points.get(task, "") for task in self.tasks), sum(points.values())]
-        cells = [_cell("th", name, ' scope="row"') for name in names]
-        cells += [_cell("td", number, ' class="points"') for number in numbers]
-        sentences = "".join(
-            _cell("p", f"{result.task}: " * bool(result.task) + result.says.get(key, key))
-            for result in results
-            for key in result.mistakes
-        )
-        return f"<tr>{''.join(cells)}<td>{sentences}</td></tr>"
+    def _rows_best(self) -> Iterator[list[CheckResult]]:
+        return (_distinct(self.pick_best(marks)) for _, marks in self._rows)
+
+
+def _distinct(best: Mapping[Column | None, Sequence[CheckResult]]) -> list[CheckResult]:
+    return [*dict.fromkeys(result for results in best.values() for result in results)]
+
+
+def _show(points: float | None) -> str:
+    return "" if points is None else f"{points:g}"
+
+
+def _html_row(
+    row: tuple[tuple[str, ...], list[float | None], float, str], results: list[CheckResult]
+) -> str:
+    names, points, total, _ = row
+    cells = [_cell("th", name, ' scope="row"') for name in names]
+    cells += [_cell("td", _show(n), ' class="points"') for n in (*points, total)]
+    sentences = "".join(
+        _cell("p", f"{result.task}: " * bool(result.task) + result.says.get(key, key))
+        for result in results
+        for key in result.mistakes
+    )
+    return f"<tr>{''.join(cells)}<td>{sentences}</td></tr>"
 
 
 def _commonest(said: Counter[str]) -> str:

@@ -2,25 +2,40 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from qkv.arrays import whole_number
 from qkv.files import StrPath, ordinary
+from qkv_marking._check_function import check, task_of
 from qkv_marking._errors import WrongParameters, type_name
 from qkv_marking._isolated import SECONDS, Ended, Isolated
+from qkv_marking._library_calls import answers, withhold_points
+from qkv_marking._points import ALL_POINTS
 from qkv_marking._raised import RAISES
 from qkv_marking._result import CheckResult
-from qkv_marking.check_function import check, task_of
-from qkv_marking.files._library_calls import answers
+from qkv_marking.files._own_folder import copy_folder
 from qkv_marking.files._remote import Remotes, StudentFunction
-from qkv_marking.files.verdicts import join_names, names_of, not_marked, report_error
+from qkv_marking.files.verdicts import (
+    describe_found,
+    join_names,
+    kind_of_file,
+    names_of,
+    not_marked,
+    report_error,
+)
 from qkv_marking.tasks import TASKS, Task
 
 MEGABYTES = 2048
 _CELL = 6  # a notebook cell may train a model: its time limit is this multiple of a task's limit
 
+_DEFINED_AGAIN = "This function is defined in {}: only the last definition counts."
+_SOFTMAX = TASKS["softmax"]
+_COUNTED = (
+    "Marked with a right softmax: the mistake of your softmax is counted in the task softmax."
+)
 _WORDS = re.compile(r"\w+")
 # A pair: the verdict on a function, and the signature of the function if it is probably only a
 # helper. For any other function, the second value is "".
@@ -29,7 +44,7 @@ _Verdict = tuple[CheckResult, str]
 
 def check_file(
     path: StrPath,
-    task: str | None = None,
+    task: str | Sequence[str] | None = None,
     *,
     seed: int = 0,
     seconds: float | None = None,
@@ -46,8 +61,11 @@ def check_file(
     a cell fails, the verdict names the cell, and the following cells still run.
 
     The file's functions run in the separate process. This process judges the results, with code
-    that the file cannot change. If a function of qkv, torch or scipy computes the answer, the file
-    gets no points, and `helped_by` names the function.
+    that the file cannot change. If a function of qkv, torch or another library computes the answer,
+    the file gets no points, and `helped_by` names the function.
+
+    The file runs in a copy of its folder, which is deleted after the marking. All processes that
+    the file has started are ended then (on Linux).
 
     The memory of the separate process is limited, and the process is ended if a task takes too
     long. The limits protect against accidents, such as an endless loop. The limits do not protect
@@ -58,8 +76,8 @@ def check_file(
 
     Args:
         path: the file.
-        task: the name of a task, or of the function that a task expects. None selects all tasks
-            whose functions are in the file.
+        task: the name of a task, or of the function that a task expects, or several names. None
+            selects all tasks whose functions are in the file, or which a lesson's notebook lists.
         seed: the random seed for the inputs, as for `check`.
         seconds: the time limit for reading the file and for each task. If it is None, each task
             keeps its default limit, which is 10 seconds for most tasks. A notebook cell may take
@@ -82,33 +100,37 @@ def check_file(
     >>> [(result.task, result.mistakes) for result in check_file(file)]
     [('softmax', ('no-exp',))]
     """
-    if task is not None:
-        task_of(task)
+    chosen = [task] if isinstance(task, str) else [*(task or ())]
+    names = [task_of(name).name for name in chosen]
     for name, limit in (("seconds", seconds), ("megabytes", megabytes)):
         if limit is not None and not limit > 0:
             raise ValueError(f"check_file: {name} is {limit}: give a positive number")
     whole_number(seed, call="check_file", name="seed", least=0)
     with open(ordinary(path), "rb"):  # `open` raises an error if the path is a folder or unreadable
         pass
-    file = _File(str(Path(path).resolve()), seed, seconds)
+    if kind_of_file(path):
+        only = names[0] if len(names) == 1 else None
+        return (not_marked("nothing-handed-in", describe_found([str(path)]), only),)
     results: list[_Verdict] = []
-    left = [] if task is None else [task]
-    while True:
-        with Isolated(
-            ["qkv_marking.files._child", file.path, str(megabytes)],
-            seconds=_CELL * file.limit([*TASKS]),
-            waiting=waiting,
-            call="check_file",
-        ) as process:
-            done, left = file.mark(process, left)
-        results += done
-        if not left:
-            break
+    left = chosen
+    with copy_folder(Path(path).resolve()) as (copy, folder):
+        file = _File(str(copy), seed, seconds)
+        while True:
+            with Isolated(
+                ["qkv_marking.files._child", file.path, str(megabytes)],
+                seconds=_CELL * file.limit([*TASKS]),
+                waiting=waiting,
+                call="check_file",
+                folder=folder,
+            ) as process:
+                done, left = file.mark(process, left)
+            results += done
+            if not left:
+                break
     verdicts = _without_helpers(results)
-    if task is None:
-        return tuple(verdicts)
-    name = task_of(task).name  # if the file cannot run, `result.task` is None
-    return tuple(replace(result, task=result.task or name) for result in verdicts)
+    if len(names) == 1:  # if the file cannot run, `result.task` is None
+        verdicts = [replace(result, task=result.task or names[0]) for result in verdicts]
+    return tuple(verdicts)
 
 
 def _without_helpers(marked: list[_Verdict]) -> list[CheckResult]:
@@ -153,24 +175,30 @@ class _File(NamedTuple):
             if "result" in read:
                 return [(_unpack_verdict(read["result"]), "")], []
             tasks = [task if task in tasks else task_of(task).name for task in read["tasks"]]
+            again = {str(name): str(where) for name, where in dict(read["again"]).items()}
             failures, names, lone = ([*map(str, read[key])] for key in ("failures", "own", "lone"))
         except Ended as end:
             return [(not_marked(end.key, end.shows, None), "")], []
-        for number, name in enumerate(tasks):
+
+        def mark(name: str) -> _Verdict:
             remotes = Remotes(process.ask)
             process.begin(self.limit([name]))
+            result, helper = self._verdict(remotes, name, names, lone)
+            task = task_of(name)
+            helped_by = () if task.may_use else answers(remotes.helped, task.name)
+            result = withhold_points(result, helped_by)
+            where = [again[n] for n in task.looks_for if n in again and not result.passed]
+            return _add_lines(result, [_DEFINED_AGAIN.format(place) for place in where]), helper
+
+        for number, name in enumerate(tasks):
             try:
-                result, helper = self._verdict(remotes, name, names, lone)
+                results.append(mark(name))
             except Ended as end:
                 results.append((not_marked(end.key, end.shows, name), ""))
                 return results, tasks[number + 1 :]
-            task = task_of(name)
-            helped_by = () if task.may_use else answers(remotes.helped, task.name)
-            result = _without_help(result, helped_by)
-            if failures:
-                result = replace(result, message="\n".join([result.message, *failures]))
-            results.append((result, helper))
-        return results, []
+        with suppress(Ended):
+            _mark_again(process, mark, tasks, results)
+        return [(_add_lines(result, failures), helper) for result, helper in results], []
 
     def _verdict(self, remotes: Remotes, name: str, names: list[str], lone: list[str]) -> _Verdict:
         """Mark a function or values for a task; if the marker fails, the verdict reports this."""
@@ -205,6 +233,34 @@ class _File(NamedTuple):
         return not_marked("wrong-parameters", f"it is {target.signature}", name, **about)
 
 
+def _mark_again(
+    process: Isolated, mark: Callable[[str], _Verdict], tasks: list[str], results: list[_Verdict]
+) -> None:
+    """Mark wrong functions again with a right softmax, if the file's own softmax is wrong.
+
+    The mistakes of softmax cost points only in the task softmax.
+    """
+    by_task = {result.task: result for result, _ in results}
+    softmax = by_task.get(_SOFTMAX.name)
+    wrong = [
+        number
+        for number, (result, helper) in enumerate(results)
+        if result.task != _SOFTMAX.name and result.points < ALL_POINTS and not helper
+    ]
+    if softmax is None or softmax.points == ALL_POINTS or not wrong:
+        return
+    process.begin()
+    if process.ask({"do": "mend", "names": [*_SOFTMAX.looks_for]}).get("value"):
+        for number in wrong:
+            result, _ = mark(tasks[number])
+            if result.points > results[number][0].points:
+                results[number] = (_add_lines(result, [_COUNTED]), "")
+
+
+def _add_lines(result: CheckResult, lines: Sequence[str]) -> CheckResult:
+    return replace(result, message="\n".join([result.message, *lines])) if lines else result
+
+
 def _missing(task: Task, missing: str, name: str, names: list[str]) -> CheckResult:
     """Report that the file does not define a function or a value."""
     shows = f"it has {join_names(names)}"
@@ -219,23 +275,6 @@ def _helper(task: Task, target: StudentFunction, result: CheckResult) -> str:
     raises = len(result.mistakes) == 1 and result.mistake in RAISES
     is_other = raises and not expected & {*_WORDS.findall(target.signature)}
     return target.signature if is_other or result.mistakes == ("wrong-parameters",) else ""
-
-
-def _without_help(result: CheckResult, helped_by: tuple[str, ...]) -> CheckResult:
-    """Return the verdict; if a library function computed the answer, remove all points."""
-    if not helped_by:
-        return result
-    shows = f"it calls {', '.join(helped_by)}"
-    about = not_marked("answered-by-library", shows, result.task)
-    return replace(
-        result,
-        message=f"{about.message}\n{result.message}",
-        mistakes=(*about.mistakes, *result.mistakes),
-        says={**about.says, **result.says},
-        points=0,
-        hint=about.hint,
-        helped_by=helped_by,
-    )
 
 
 def _unpack_verdict(packed: Mapping[str, Any]) -> CheckResult:

@@ -7,19 +7,21 @@ import linecache
 import re
 import tokenize
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
 
 from qkv_marking._errors import in_words
 from qkv_marking._outcome import RAISED
+from qkv_marking.files._shell import TooLong, open_shell, parses, to_python
 from qkv_marking.tasks import TASKS
 
 NOTEBOOK = ".ipynb"
 _CALL = re.compile(r"\w\(([^()]+)\)")  # The parameters in the signature of a task.
 _LIVE = "live"  # The tag of notebook cells that only show a page.
-_PYTHON = re.compile(r"%%(time|timeit|capture|prun)\b")  # Cell magics that run the cell as Python.
-_MAGIC = re.compile(r"^([ \t]*)(?:[%!].*|\?.*|[\w.]+\?\??[ \t]*)$", re.MULTILINE)
+# the first line of a cell in a Python file that Jupyter or an editor has written
+_CELL = re.compile(r"^# (?:In\[[ \d]*\]:|%%(.*))$", re.MULTILINE)
 
 
 def find_names(source: bytes, file: str = "the file") -> set[str]:
@@ -42,6 +44,25 @@ def find_names(source: bytes, file: str = "the file") -> set[str]:
         except (ValueError, RecursionError, MemoryError) as error:
             raise SyntaxError(str(error) or "too deeply nested") from error
     return {*_names(tree.body)}
+
+
+def find_repeated(parts: Sequence[tuple[str, int, bytes]]) -> dict[str, str]:
+    r"""Return the places of each top-level function or class that is defined more than once.
+
+    Args:
+        parts: tuples `(what, number, source)`, such as a cell's ("code cell", 3, b"..."). If the
+            number is 0, the place is the number of the line.
+
+    >>> find_repeated([("line", 0, b"def f(): return 1\ndef f(): ...")])
+    {'f': 'line 1 and line 2'}
+    """
+    places: dict[str, list[str]] = {}
+    for what, number, source in parts:
+        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            for node in ast.parse(source).body:
+                if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                    places.setdefault(node.name, []).append(f"{what} {number or node.lineno}")
+    return {name: " and ".join(where) for name, where in places.items() if len(where) > 1}
 
 
 def _names(body: list[ast.stmt]) -> Iterator[str]:
@@ -91,17 +112,17 @@ class Notebook:
     """The content of a notebook.
 
     Attributes:
-        cells: the code cells in order, each as `(number, code)`; numbers start at 1. Magics are
-            removed, and cells that only show a live page are omitted.
+        cells: the code cells in order, each as `(number, code)`; numbers start at 1. Cells that
+            only show a live page are omitted.
         tasks: the tasks, or the names of functions, that the notebook's metadata lists; None if the
             metadata has no list.
     """
 
     cells: tuple[tuple[int, str], ...]
-    tasks: tuple[str, ...] | None
+    tasks: tuple[str, ...] | None = None
 
     def run(self, module: ModuleType, name: str, done: Callable[[], None]) -> list[str]:
-        """Run the cells in a module; if a cell fails, continue with the next cell.
+        """Run the cells in a module as IPython does; if a cell fails, continue with the next cell.
 
         Args:
             module: the module.
@@ -111,21 +132,29 @@ class Notebook:
         Returns:
             One message per failed cell.
         """
-        vars(module)["display"] = lambda *_things, **_options: None  # replaces IPython's display()
         failed = []
-        for number, source in self.cells:
-            file = f"{name}, code cell {number}"
-            linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-            try:
-                exec(compile(source, file, "exec"), vars(module))
-            except RAISED as error:
-                failed.append(f"Code cell {number} fails: {in_words(error)}")
-            done()
+        with open_shell(vars(module)) as execute:
+            for number, source in self.cells:
+                file = f"{name}, code cell {number}"
+                python = to_python(source)
+                linecache.cache[file] = (len(python), None, python.splitlines(keepends=True), file)
+                try:
+                    execute(python, file)
+                except RAISED as error:
+                    failed.append(f"Code cell {number} fails: {in_words(error)}")
+                except TooLong:
+                    failed.append(f"Code cell {number} does not end within its time limit.")
+                done()
         return failed
+
+    def places(self) -> list[tuple[str, int, bytes]]:
+        """Return each cell as arguments of `find_repeated`."""
+        return [("code cell", number, to_python(cell).encode()) for number, cell in self.cells]
 
     def python(self) -> str:
         """Return the code of the Python cells."""
-        return "\n".join(source for _, source in self.cells if _parses(source))
+        sources = (to_python(source) for _, source in self.cells)
+        return "\n".join(source for source in sources if parses(source))
 
 
 def read_notebook(text: bytes) -> Notebook:
@@ -134,38 +163,38 @@ def read_notebook(text: bytes) -> Notebook:
     Raises:
         SyntaxError: the content is not a notebook.
 
-    >>> book = read_notebook(b'{"cells": [{"cell_type": "code", "source": ["%time\\n", "x = 1"]}]}')
-    >>> book.cells, book.tasks
-    (((1, 'pass\nx = 1'),), None)
+    >>> read_notebook(b'{"cells": [{"cell_type": "code", "source": ["%time\\n", "x = 1"]}]}')
+    Notebook(cells=((1, '%time\nx = 1'),), tasks=None)
     """
     try:
         book = json.loads(text)
         code = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
         cells = tuple(
-            (number, _plain("".join(cell["source"])))
+            (number, "".join(cell["source"]))
             for number, cell in enumerate(code, start=1)
-            if _LIVE not in cell.get("metadata", {}).get("tags", [])
+            if _LIVE not in ((cell.get("metadata") or {}).get("tags") or [])
         )
-        tasks = book.get("metadata", {}).get("qkv", {}).get("tasks")
-        return Notebook(cells, None if tasks is None else tuple(map(str, tasks)))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise SyntaxError(f"it is not a Jupyter notebook of format 4: {in_words(error)}") from error
+    try:
+        tasks = book["metadata"]["qkv"]["tasks"]
+    except (KeyError, TypeError, IndexError):  # an editor has changed the metadata
+        tasks = None
+    return Notebook(cells, tuple(map(str, tasks)) if isinstance(tasks, list) else None)
 
 
-def _plain(source: str) -> str:
-    """Remove IPython syntax from a cell; return "" for a cell in another language."""
-    if source.lstrip().startswith("%%"):
-        first, _, rest = source.lstrip().partition("\n")
-        source = rest if _PYTHON.match(first) else ""
-    # in valid Python, lines that begin with % are inside a string: keep these lines
-    return source if _parses(source) else _MAGIC.sub(r"\1pass", source)
+def split_cells(source: bytes) -> Notebook | None:
+    r"""Read a Python file that Jupyter or an editor has divided into cells, or return None.
 
-
-def _parses(source: str) -> bool:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            ast.parse(source)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return False
-    return True
+    >>> split_cells(b"# coding: utf-8\n# In[1]:\nx = 1\n# %% [markdown]\n# Text\n# %%\ny = 2")
+    Notebook(cells=((1, 'x = 1'), (2, 'y = 2')), tasks=None)
+    """
+    text = source.decode("utf-8-sig", "replace").replace("\r\n", "\n")
+    first, *parts = _CELL.split(text)  # titles and cells take turns
+    if not parts:
+        return None
+    cells = [("", first), *zip(parts[::2], parts[1::2], strict=True)]
+    code = [cell.strip("\n") for title, cell in cells if "[markdown]" not in (title or "")]
+    lines = [[line for line in cell.splitlines() if line.strip()] for cell in code]
+    written = [c for c, ls in zip(code, lines, strict=True) if not all(x[0] == "#" for x in ls)]
+    return Notebook(tuple(enumerate(written, start=1)))

@@ -10,13 +10,14 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from qkv.files import StrPath, replacing
 from qkv_marking._result import CheckResult
+from qkv_marking.files._class_table import ClassTable, Marked
+from qkv_marking.files._plan import Column, Plan
 
-FULL = 10
 # characters that XML 1.0 does not allow, even escaped
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _ELEMENTS = MappingProxyType({"right": "system-out", "fragile": "system-out", "wrong": "failure"})
@@ -71,33 +72,56 @@ def write_features(path: StrPath, name: str, tests: Sequence[tuple[str, str, str
     _write(path, "qkv conform", [_suite(name, rows)])
 
 
-def write_gradescope(path: StrPath, marked: Sequence[tuple[str, Sequence[CheckResult]]]) -> None:
-    """Write the verdicts on one student's files for Gradescope: one test of 10 points per task.
+def write_gradescope(path: StrPath, marked: Sequence[Marked], plan: Plan | None = None) -> None:
+    """Write the verdicts on one student's files for Gradescope: one test per task.
+
+    If the plan lists the tasks, the best file counts for each task; otherwise, each
+    task of each file is a test.
 
     Args:
         path: the file to write.
         marked: each file's name, and its verdicts.
+        plan: the chosen tasks and the points of each task.
 
     Raises:
         OSError: the file cannot be written.
     """
-    tests = [
-        {
-            "name": f"{os.path.basename(file)}: {result.task or 'file'}"
-            if len(marked) > 1
-            else result.task or os.path.basename(file),
-            "score": result.points,
-            "max_score": FULL,
-            "status": "passed" if result.passed else "failed",
-            "output": result.text(1),
-        }
-        for file, results in marked
-        for result in results
-    ]
-    score = sum(result.points for _, results in marked for result in results)
+    plan = plan or Plan()
+    if plan.columns:
+        best = ClassTable(marked, plan=plan).pick_best(marked)
+        whole = "\n\n".join(result.text(1) for result in best.get(None, ()))
+        tests = [
+            _of_task(c.title, min(best[c], key=lambda result: result.points), c)
+            if c in best
+            else _test(c.title, 0, c.most, False, whole or "nothing was handed in for this task")
+            for c in plan.columns
+        ]
+    else:
+        tests = [
+            _of_task(
+                f"{os.path.basename(file)}: {result.task or 'file'}"
+                if len(marked) > 1
+                else result.task or os.path.basename(file),
+                result,
+                plan.column(result.task or "", file),
+            )
+            for file, results in marked
+            for result in results
+        ]
+    score = round(sum(test["score"] for test in tests), 2)
     with replacing(path) as out:
         text = json.dumps({"score": score, "tests": tests}, indent=1)
         out.write(text.encode("utf-8", "replace") + b"\n")
+
+
+def _of_task(name: str, result: CheckResult, column: Column) -> dict[str, Any]:
+    points = column.weigh(result.points)
+    return _test(name, points, column.most, result.passed, result.text(1))
+
+
+def _test(name: str, score: float, most: float, passed: bool, output: str) -> dict[str, Any]:
+    status = "passed" if passed else "failed"
+    return {"name": name, "score": score, "max_score": most, "status": status, "output": output}
 
 
 def _of_verdict(result: CheckResult) -> _Test:

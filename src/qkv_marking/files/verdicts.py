@@ -1,18 +1,29 @@
 """Verdicts on files whose functions were not called."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from qkv.files import StrPath
+from qkv_marking._check_function import task_of
 from qkv_marking._errors import frames_of, in_words, sentence, words_of
 from qkv_marking._mistake import Mistake, look_up
+from qkv_marking._outcome import PrintFlood
 from qkv_marking._raised import find_cause, key_of
 from qkv_marking._result import CheckResult
-from qkv_marking.check_function import task_of
 from qkv_marking.files._source import NOTEBOOK
 from qkv_marking.tasks import TASKS, Task
 
 _LONGEST = 1000  # the maximum length of a list of names
+_MAX_FILES = 5  # the maximum number of files in a sentence
+# The kinds of files that students hand in by mistake.
+_KINDS = {
+    **dict.fromkeys((".zip", ".rar", ".7z", ".gz", ".tgz", ".tar"), "an archive: unpack it"),
+    **dict.fromkeys((".doc", ".docx", ".odt", ".rtf"), "a document of a word processor"),
+    ".pdf": "a PDF document",
+}
+_BINARY = (b"PK\x03\x04", b"%PDF", b"Rar!", b"7z\xbc\xaf", b"\x1f\x8b", b"\xd0\xcf\x11\xe0")
 
 
 def not_marked(key: str, shows: str, task: str | None, **names: str) -> CheckResult:
@@ -41,12 +52,38 @@ def report_error(error: BaseException, file: str, task: str | None) -> CheckResu
     return not_marked("not-marked", f"{_line(error, file)}{in_words(error)}", task)
 
 
-def report_unmarked(error: Exception, task: str | None) -> CheckResult:
+def report_unmarked(error: Exception, file: str, task: str | None) -> CheckResult:
     """Report the reason why a file or a folder could not be marked."""
+    if Path(file).is_dir():
+        return not_marked("nothing-handed-in", describe_found([file]), task)
     key = "unreadable" if isinstance(error, OSError) else "not-marked"
-    if isinstance(error, IsADirectoryError):
-        key = "nothing-handed-in"
     return not_marked(key, in_words(error), task, it="the file")
+
+
+def kind_of_file(path: StrPath) -> str:
+    """Describe a file that is neither Python nor a notebook; "" if it may be Python."""
+    with suppress(OSError), open(path, "rb") as file:
+        start = file.read(8)
+        known = _KINDS.get(Path(path).suffix.lower(), "")
+        if start.startswith(_BINARY):
+            return known or "an archive or a document"
+        return known if start else ""
+    return ""
+
+
+def describe_found(paths: Sequence[str]) -> str:
+    """Say which files were handed in, if none of them is Python or a notebook."""
+    found = []
+    for path in map(Path, paths):
+        below = sorted(path.rglob("*")) if path.is_dir() else [path]
+        files = [str(one) for one in below if one.is_file() and not one.name.startswith(".")]
+        if not files:
+            found.append(f"the folder {path.name or path} is empty")
+        for file in files[:_MAX_FILES]:
+            kind = kind_of_file(file)
+            found.append(Path(file).name + (f", which is {kind}" if kind else ""))
+    more = f", and {len(found) - _MAX_FILES} more" if len(found) > _MAX_FILES else ""
+    return f"this was found: {'; '.join(found[:_MAX_FILES])}{more}"
 
 
 def of_error(error: BaseException, file: str) -> CheckResult:
@@ -59,6 +96,8 @@ def of_error(error: BaseException, file: str) -> CheckResult:
             key = "not-utf-8"
     elif isinstance(error, ImportError):
         key = "import-error"
+    elif isinstance(error, PrintFlood):
+        key = "prints-too-much"
     shows = f"{_line(error, file)}{in_words(error)}"
     cause = find_cause(error) if isinstance(error, NameError | AttributeError) else None
     if cause is not None:

@@ -409,6 +409,30 @@ def test_printing_is_a_convention_and_does_not_disturb(file, capfd):
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    "source",
+    [
+        SOFTMAX.replace("    e = ", "    while True: print('x')\n    e = "),
+        SOFTMAX + "\nwhile True: print('x')",
+        SOFTMAX + "\nwhile True: print('x' * 10_000, end='')",
+    ],
+)
+def test_a_flood_of_prints_is_no_endless_loop(file, source):
+    result = only(file(source))
+    assert result.mistakes == ("prints-too-much",)
+    assert "more than 100,000 lines are printed" in result.message
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_stub_below_the_solution_is_named(file):
+    stub = "def softmax(x): ..."
+    result = only(file(SOFTMAX.strip() + "\n\n" + stub))
+    assert result.mistakes == ("returns-nothing",)
+    assert "defined in line 2 and line 6: only the last definition counts." in result.message
+    assert "definition" not in only(file(stub + SOFTMAX)).message
+
+
+@pytest.mark.usefixtures("quick")
 def test_writes_to_other_file_descriptors_do_not_disturb(file):
     source = SOFTMAX + "\nimport os\nfor number in range(3, 20):\n    try:\n"
     source += "        os.write(number, b'{\\n')\n    except OSError:\n        pass"

@@ -136,7 +136,6 @@ def test_a_file_has_a_verdict_whatever_it_does(file, source, key):
     "source",
     [
         "import os\nos.fork()\n" + SOFTMAX + ATTENTION,
-        SOFTMAX.replace("e = ", "import os; os.fork(); e = ") + ATTENTION,
         "import os\nif not os.fork(): os._exit(0)\n" + SOFTMAX + ATTENTION,
     ],
 )
@@ -219,7 +218,7 @@ def test_one_file_does_not_keep_the_others_from_the_table(handed_in, tmp_path):
     assert [row[-1] for row in rows[1:]] == [
         "", "file-raises", "not-marked", "returns-input", "process-died", "",
     ]  # fmt: skip
-    assert [row[1] for row in rows] == ["softmax", "10", "", "", "10", "", "10"]
+    assert [row[1] for row in rows] == ["softmax (10)", "10", "", "", "10", "", "10"]
 
 
 def test_a_file_that_cannot_be_read_is_a_row_of_the_table(handed_in, tmp_path, monkeypatch):
@@ -252,7 +251,10 @@ def test_a_folder_with_nothing_in_it_is_a_row_beside_others(handed_in):
     result = table(folder / "a", folder / "b")
     assert result.exit_code == 1
     assert result.stdout.splitlines()[2].split()[1:] == ["0", "nothing-handed-in"]
-    assert table(folder / "b").exit_code == 2
+    (folder / "b" / "mine.zip").write_bytes(b"PK\x03\x04 and more")
+    alone = table(folder / "b")
+    assert alone.exit_code == 1
+    assert "nothing-handed-in" in alone.stdout
 
 
 def test_a_failure_of_the_marker_is_a_verdict_and_the_next_file_is_marked(handed_in, monkeypatch):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qkv_marking.check_function import task_of
+from qkv_marking._check_function import task_of
 from qkv_marking.files._source import find_names, tasks_in
 from qkv_marking.files.verdicts import names_of, not_marked, of_error
 from qkv_marking.tasks import TASKS

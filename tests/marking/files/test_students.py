@@ -10,6 +10,7 @@ from qkv_marking import (
     ClassTable,
     by_file,
     by_roster,
+    check_file,
     read_roster,
     write_gradescope,
     write_junit,
@@ -114,7 +115,7 @@ def test_the_best_file_of_a_student_counts_per_task(tmp_path):
     table.write_csv(tmp_path / "grades.csv")
     with open(tmp_path / "grades.csv", newline="") as lines:
         assert [*csv.reader(lines)] == [
-            ["id", "name", "softmax", "attention", "points", "mistakes"],
+            ["id", "name", "softmax (10)", "attention (10)", "points (20)", "mistakes"],
             ["s1", "Anna Berg", "10", "10", "20", ""],
             ["s12", "Ben", "", "", "0", "nothing-handed-in"],
             ["s-3", "Carl Orff", "", "", "0", "nothing-handed-in"],
@@ -142,3 +143,48 @@ def test_gradescope_gets_a_test_for_each_task(tmp_path):
     write_gradescope(tmp_path / "results.json", two)
     tests = json.loads((tmp_path / "results.json").read_text())["tests"]
     assert [test["name"] for test in tests] == ["a.py: softmax", "b.py: attention", "b.py: file"]
+
+
+ZIP = b"PK\x03\x04 and more"
+
+
+def test_what_was_handed_in_instead_is_told(tmp_path):
+    handed_in = {
+        "s1/work.zip": ZIP,
+        "s12/report.docx": ZIP,
+        "s-3/notes.txt": b"words",
+        "s4/a.py": b"",
+    }
+    for name, content in handed_in.items():
+        path = tmp_path / "class" / name
+        path.parent.mkdir(parents=True)
+        path.write_bytes(content)
+    (tmp_path / "class" / "s5").mkdir()
+    roster = [*ROSTER, ("s5", "Eva"), ("s6", "Finn")]
+    files, folders = [str(tmp_path / "class/s4/a.py")], [str(tmp_path / "class")]
+    marked = [(files[0], (verdict("softmax", 10),))]
+    told = {
+        "s1": "this was found: work.zip, which is an archive: unpack it.",
+        "s12": "this was found: report.docx, which is a document of a word processor.",
+        "s-3": "this was found: notes.txt.",
+        "s5": "this was found: the folder s5 is empty.",
+        "s6": "no file or folder is named after s6 or Finn.",
+    }
+    for students in (by_roster(roster, files, folders), by_file(files, folders)):
+        table = ClassTable(marked, students)
+        said = {name.rpartition("/")[2]: results[0] for name, results in table.marked}
+        said.pop("a.py")
+        assert len(said) >= 4
+        for name, result in said.items():
+            assert result.mistakes == ("nothing-handed-in",)
+            assert told[name] in result.message
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.zip", ZIP), ("a.docx", ZIP), ("a.py", ZIP), ("a.pdf", b"%PDF-1.7")]
+)
+def test_an_archive_or_a_document_is_no_broken_python(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    (result,) = check_file(tmp_path / name, "softmax")
+    assert (result.mistakes, result.task) == (("nothing-handed-in",), "softmax")
+    assert f"this was found: {name}, which is a" in result.message

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkv.arrays import whole_number
-from qkv_marking._outcome import is_stub, name_of, takes_tensors
+from qkv_marking._library_calls import Watch, answers, withhold_points
+from qkv_marking._outcome import Elsewhere, is_stub, name_of, takes_tensors
 from qkv_marking._result import CheckResult
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ def check(
       the scores. Adding a bool mask to the scores is a mistake.
     - `is_causal` or `causal`: a causal mask.
     - `q_offset` and `num_heads`.
+
+    If a function of qkv, torch or another library computes the answer, your function gets no
+    points, and `helped_by` names the function.
 
     A finding reports a mistake, fragile code, or correct code that follows an unusual convention.
     Fragile code fails for large numbers or fully masked rows.
@@ -86,8 +90,13 @@ def check(
         return CheckResult(message, (key,), says={key: says}, points=0, task=chosen.name)
     from qkv_marking._engine import use_seed  # imported here, so that pytest starts fast
 
-    with use_seed(seed), np.errstate(all="ignore"):  # wrong formulas overflow and divide by zero
-        return chosen.mark(takes_tensors(function), way)
+    # wrong formulas overflow and divide by zero
+    with use_seed(seed), np.errstate(all="ignore"):
+        if chosen.may_use or isinstance(function, Elsewhere):  # the other process records the calls
+            return chosen.mark(takes_tensors(function), way)
+        watch = Watch()
+        result = chosen.mark(watch.wrap(takes_tensors(function)), way)
+    return withhold_points(result, answers(watch.called, chosen.name))
 
 
 def _values(things: Any, task: "Task") -> CheckResult:
