@@ -21,6 +21,7 @@ import qkv
 from qkv.cli import main
 from qkv.serve._streams import QUANTUM
 from qkv.serve.app import create_app, routes
+from qkv.serve.routes._chat import ChatBody
 from qkv.serve.routes._completions import CompletionsBody
 from qkv.serve.routes._embeddings import EmbeddingsBody
 from qkv.serve.routes._rerank import RerankBody
@@ -137,7 +138,7 @@ def test_the_tables_of_routes_and_keys_are_those_of_the_server() -> None:
     assert re.findall(r"^\| `(?:GET|POST) .*$", PAGE, re.M) == shown
     expected = [
         f"| `/v1/{body.call}` | {named(body.model_fields)} | {named(body.refusals)} |"
-        for body in (EmbeddingsBody, CompletionsBody, RerankBody, TraceBody)
+        for body in (EmbeddingsBody, CompletionsBody, ChatBody, RerankBody, TraceBody)
     ]
     assert re.findall(r"^\| `/v1/.*$", PAGE, re.M) == expected
 
@@ -161,6 +162,7 @@ def test_the_page_lists_every_route_and_says_which_the_model_refuses(name: str) 
             refuses = f"{route.summary}. {name} " in page
             assert status == (400 if refuses else 200), place
     assert f"{name} does not rank documents: the route refuses it." in page
+    assert f"{name} has no chat template: the route refuses it." in page
     writes = f"{name} does not predict the next token: the route refuses it." not in page
     assert writes == (name == "books-decoder")
 

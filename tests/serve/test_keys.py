@@ -14,8 +14,10 @@ import qkv
 from models.decoders import gpt2
 from models.files.test_modules_json import routed
 from models.support import Folder, cross_encoder
+from models.tasks.test_chat import ASKED, with_template
 from qkv.serve._bodies import IGNORED, Body
 from qkv.serve.app import create_app, routes
+from qkv.serve.routes._chat import ChatBody
 from qkv.serve.routes._completions import CompletionsBody
 from qkv.serve.routes._embeddings import EmbeddingsBody
 from qkv.serve.routes._rerank import RerankBody
@@ -24,12 +26,14 @@ from qkv.serve.routes._trace_route import TraceBody
 BODIES: dict[str, type[Body]] = {
     "/v1/embeddings": EmbeddingsBody,
     "/v1/completions": CompletionsBody,
+    "/v1/chat/completions": ChatBody,
     "/v1/rerank": RerankBody,
     "/v1/trace": TraceBody,
 }
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": ["the cat"]},
     "/v1/completions": {"prompt": "the cat", "max_tokens": 3, "temperature": 0},
+    "/v1/chat/completions": {"messages": ASKED, "max_tokens": 3, "temperature": 0},
     "/v1/rerank": {"query": "the cat", "documents": ["a dog", "a mat"]},
     "/v1/trace": {"input": "the cat"},
 }
@@ -39,7 +43,7 @@ GOOD: dict[str, dict[str, Any]] = {
 def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, TestClient]]:
     """A client for each route, with a model that supports the route."""
     folder = tmp_path_factory.mktemp("models")
-    decoder = gpt2(folder / "decoder", seed=1)
+    decoder = with_template(gpt2(folder / "decoder", seed=1))
     ranker = qkv.load(cross_encoder(folder / "ranks").path)
     with (
         TestClient(create_app(decoder), base_url="http://127.0.0.1") as one,
@@ -121,6 +125,9 @@ ONCE_IGNORED: list[tuple[str, str, Any]] = [
     ("/v1/completions", "repetition_penalty", True),
     ("/v1/completions", "top_k", 1.5),
     ("/v1/completions", "top_k", -2),
+    ("/v1/chat/completions", "tools", [{"type": "function"}]),
+    ("/v1/chat/completions", "tool_choice", "required"),
+    ("/v1/chat/completions", "logit_bias", {"5": 1}),
     ("/v1/rerank", "top_k", 1),
     ("/v1/trace", "prompt_name", "query"),
     ("/v1/trace", "hide", [1]),

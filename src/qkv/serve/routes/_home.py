@@ -16,6 +16,7 @@ from qkv.models.run import is_plain, scale_in
 from qkv.see.page.html import about_model, document
 from qkv.see.page.play import SERVED, served_page
 from qkv.serve.guard import HEALTH
+from qkv.serve.routes._chat import chats
 
 router = APIRouter()
 
@@ -115,6 +116,8 @@ def refusal_reason(path: str, model: Any) -> str:
     """Return the reason why the route refuses this model, or an empty string."""
     if path == "/v1/completions" and not model.can("generate"):
         return f" {model.name} does not predict the next token: the route refuses it."
+    if path == "/v1/chat/completions" and not chats(model):
+        return f" {model.name} has no chat template: the route refuses it."
     if path == "/v1/rerank" and not (model.can("rank") and model.tokenizer):
         return f" {model.name} does not rank documents: the route refuses it."
     return ""
