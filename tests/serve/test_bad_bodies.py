@@ -62,6 +62,12 @@ GOOD: dict[str, list[dict[str, Any]]] = {
         {"input": [[1, 2], [3]], "dimensions": None},
     ],
     "/v1/rerank": [{"query": "the cat", "documents": ["sat", "mat"], "top_n": 1}],
+    "/embed": [
+        {"inputs": ["the cat", "sat é"], "normalize": False, "truncate": True, "dimensions": 3},
+        {"inputs": [[1, 2], [3]]},
+    ],
+    "/rerank": [{"query": "the cat", "texts": ["sat", "mat"], "raw_scores": True}],
+    "/tokenize": [{"inputs": ["the cat", "sat é"], "add_special_tokens": False}],
     "/v1/trace": [
         {"input": "the cat sat", "layers": [0], "heads": [0, 1]},
         {"input": "the cat sat", "top_k": 2},
@@ -292,6 +298,9 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, 
         ("/v1/chat/completions", 1000),
         ("/v1/trace", 2000),
         ("/v1/rerank", 1000),
+        ("/embed", 1000),
+        ("/rerank", 500),
+        ("/tokenize", 1000),
     ],
 )
 def test_each_body_is_answered(decoder: tuple[Served, Path], path: str, count: int) -> None:

@@ -19,12 +19,14 @@ from substitutions import filled
 
 import qkv
 from qkv.cli import main
+from qkv.serve._bodies import Body
 from qkv.serve._streams import QUANTUM
 from qkv.serve.app import create_app, routes
 from qkv.serve.routes._chat import ChatBody
 from qkv.serve.routes._completions import CompletionsBody
 from qkv.serve.routes._embeddings import EmbeddingsBody
 from qkv.serve.routes._rerank import RerankBody
+from qkv.serve.routes._tei import EmbedBody, TextsBody, TokenizeBody
 from qkv.serve.routes._trace_route import TraceBody
 from qkv.serve.settings import Settings
 
@@ -43,7 +45,7 @@ ENVIRONMENT = os.environ | {
     "ANONYMIZED_TELEMETRY": "False",
     "LANGSMITH_TRACING": "false",
     "DO_NOT_TRACK": "1",
-    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_OFFLINE": "0",  # offline.py refuses all other machines; "1" would refuse this one too
 }
 
 
@@ -136,11 +138,14 @@ def test_the_tables_of_routes_and_keys_are_those_of_the_server() -> None:
         for method in route.methods or ()
     ]
     assert re.findall(r"^\| `(?:GET|POST) .*$", PAGE, re.M) == shown
+    own = (EmbeddingsBody, CompletionsBody, ChatBody, RerankBody, TraceBody)
+    bodies: dict[str, type[Body]] = {f"/v1/{body.call}": body for body in own}
+    bodies |= {"/embed": EmbedBody, "/rerank": TextsBody, "/tokenize": TokenizeBody}
     expected = [
-        f"| `/v1/{body.call}` | {named(body.model_fields)} | {named(body.refusals)} |"
-        for body in (EmbeddingsBody, CompletionsBody, ChatBody, RerankBody, TraceBody)
+        f"| `{path}` | {named(body.model_fields)} | {named(body.refusals)} |"
+        for path, body in bodies.items()
     ]
-    assert re.findall(r"^\| `/v1/.*$", PAGE, re.M) == expected
+    assert re.findall(r"^\| `/.*\| `model`.*$", PAGE, re.M) == expected
 
 
 @pytest.mark.parametrize("name", ["random", "books-decoder"])

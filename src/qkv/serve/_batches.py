@@ -93,7 +93,8 @@ class Batches:
         """Encode texts in one batch; if the batch fails, encode each text separately."""
         encoder = pieces[0].request.encoder
         try:
-            vectors = encoder.sentence.finish(encoder.pool_texts([piece.ids for piece in pieces]))
+            pooled = encoder.pool_texts([piece.ids for piece in pieces])
+            vectors = encoder.sentence.finish(pooled, normalize=encoder.normalize_embeddings)
         except BaseException as error:
             self.counts.failures += 1
             if len(pieces) == 1:

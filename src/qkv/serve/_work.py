@@ -65,10 +65,10 @@ class Worker:
         self.model, self.settings = model, settings
         self.ready = False
         self._encoder = None if model.tokenizer is None else model.text_encoder()
-        # keyed by prompt and task
-        self._encoders: dict[tuple[str | None, str | None], Encoder] = {}
+        # keyed by prompt, task and normalization
+        self._encoders: dict[tuple[str | None, str | None, bool | None], Encoder] = {}
         if self._encoder is not None:
-            self._encoders[None, None] = self._encoder
+            self._encoders[None, None, None] = self._encoder
         limit = None if self._encoder is None else self._encoder.limit
         self._batches = Batches(limit, settings, self._answer_vectors)
         self.counts = self._batches.counts
@@ -111,14 +111,16 @@ class Worker:
         dimensions: int | None = None,
         prompt_name: str | None = None,
         task: str | None = None,
+        normalize: bool | None = None,
         whole: bool = False,
     ) -> Embedded:
         """Compute the vectors of texts or token ids, in batches with other requests.
 
         Token ids must include the special tokens, and are truncated at the same limit as texts.
         If `dimensions` is given, only the first dimensions of each vector are kept, and the vector
-        is scaled to length 1. `prompt_name` and `task` mean the same as in `encode`. If `whole` is
-        true, a text that would be truncated is refused.
+        is scaled to length 1 unless `normalize` is false. `prompt_name`, `task` and `normalize`
+        (there `normalize_embeddings`) mean the same as in `encode`. If `whole` is true, a text that
+        would be truncated is refused.
 
         Raises:
             Refused: the status is 429 if too many requests wait, and 503 if the server is shutting
@@ -128,7 +130,7 @@ class Worker:
         """
         if self._encoder is None:
             raise Refused(400, f"{self.model.name} has no tokenizer, so it cannot read text")
-        encoder = self._encoder_for(prompt_name, task)
+        encoder = self._encoder_for(prompt_name, task, normalize)
         width = encoder.width
         if dimensions is not None and not 1 <= dimensions <= width:
             problem = f"dimensions is {dimensions} and vectors have {width} numbers"
@@ -144,20 +146,25 @@ class Worker:
         )
         return Embedded(await self._answer_of(request), request.tokens)
 
-    def _encoder_for(self, prompt_name: str | None, task: str | None) -> Encoder:
-        """Return the encoder for a prompt and a task; each encoder is made once.
+    def _encoder_for(
+        self, prompt_name: str | None, task: str | None, normalize: bool | None
+    ) -> Encoder:
+        """Return the encoder for a prompt, a task and a normalization; each is made once.
 
         Raises:
             Refused: 400, if the model defines no such prompt or task.
         """
-        if (prompt_name, task) not in self._encoders:
+        key = prompt_name, task, normalize
+        if key not in self._encoders:
             try:
-                encoder = self.model.text_encoder(prompt_name=prompt_name, task=task)
+                encoder = self.model.text_encoder(
+                    prompt_name=prompt_name, task=task, normalize_embeddings=normalize
+                )
             except ValueError as error:
                 problem = f"embeddings: {message(error)}"
                 raise Refused(400, problem, param="prompt_name") from error
-            self._encoders[prompt_name, task] = encoder
-        return self._encoders[prompt_name, task]
+            self._encoders[key] = encoder
+        return self._encoders[key]
 
     async def call(self, function: Callable[[], Result], *, connection: Hashable) -> Result:
         """Call a function on the thread, with exclusive use of the model, and return the result.

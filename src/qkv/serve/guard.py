@@ -19,8 +19,8 @@ from qkv._visible import visible
 from qkv.serve._refusals import FAILED, Refused
 from qkv.serve.settings import Settings
 
-# Requests for these two paths need no key, and may name any host.
-HEALTH = frozenset({"/healthz", "/readyz"})
+# Requests for these paths need no key, and may name any host.
+HEALTH = frozenset({"/healthz", "/readyz", "/health"})
 # A browser opens these pages without a key. The pages contain no secret.
 OPEN = HEALTH | {"/", "/docs", "/docs/oauth2-redirect", "/openapi.json"}
 _FILES = "/static-offline-docs"
@@ -119,7 +119,7 @@ class Guard:
             await send(message)
 
         try:
-            self.check(scope["path"], scope["headers"])
+            self.check(scope["path"], scope["headers"], scope["method"])
             await self.app(scope, receive_part, send_counted)
         except Refused as refused:
             await refused.answer()(scope, receive, send_counted)
@@ -136,14 +136,14 @@ class Guard:
             route = getattr(scope.get("route"), "path", "other")
             self._numbers.count(route, status, time.perf_counter() - begin)
 
-    def check(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    def check(self, path: str, headers: Iterable[tuple[bytes, bytes]], method: str) -> None:
         """Raise an error if the path or a header of a request is not allowed."""
         values: dict[bytes, bytes] = {}
         for name, value in headers:
             if name == b"host" and name in values:
                 raise Refused(400, "the request has two Host headers: send one")
             values[name] = value
-        if path == "/readyz" and self.ending:
+        if path in ("/readyz", "/health") and self.ending:
             raise Refused(503, "the server is shutting down", headers={"Retry-After": "5"})
         if path in HEALTH:
             return
@@ -156,7 +156,7 @@ class Guard:
         if origin is not None and not same_origin(origin.decode("latin-1"), host):
             message = "the request comes from a page of another server: open this server's own page"
             raise Refused(403, message, code="origin_not_allowed")
-        if self._key is not None and path not in _KEYLESS:
+        if self._key is not None and (path not in _KEYLESS or method == "POST"):
             self._check_key(values.get(b"authorization", b""))
         if path.startswith(_FILES) and path not in ASSETS:  # /docs loads only the files in `ASSETS`
             raise Refused(404, "this path does not exist: GET / lists the routes")

@@ -118,6 +118,6 @@ def refusal_reason(path: str, model: Any) -> str:
         return f" {model.name} does not predict the next token: the route refuses it."
     if path == "/v1/chat/completions" and not chats(model):
         return f" {model.name} has no chat template: the route refuses it."
-    if path == "/v1/rerank" and not (model.can("rank") and model.tokenizer):
+    if path in ("/v1/rerank", "/rerank") and not (model.can("rank") and model.tokenizer):
         return f" {model.name} does not rank documents: the route refuses it."
     return ""
