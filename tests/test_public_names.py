@@ -16,7 +16,7 @@ def test_dir_lists_exactly_the_public_names_before_their_first_use() -> None:
     # names that only the module itself uses are not offered
     assert not {"Any", "TYPE_CHECKING", "import_module", "_SEEING"} & offered
     packages = {"attend", "circuits", "embed", "findings", "integrations", "layers", "learn"}
-    packages |= {"models", "scale", "see", "text"}
+    packages |= {"models", "scale", "search", "see", "text"}
     assert {*qkv.__all__, *packages, "__version__"} == offered
 
 

@@ -79,6 +79,7 @@ _PACKAGES = (
     "learn",
     "models",
     "scale",
+    "search",
     "see",
     "text",
 )
