@@ -29,7 +29,7 @@ LEVELS = [
     {"learn"},
     {"see"},  # reads the run folder that `qkv.learn` writes
     {"circuits"},  # shows its results with `see`
-    {"findings", "integrations", "measure", "qkv_marking", "scale", "search", "serve"},
+    {"compat", "findings", "integrations", "measure", "qkv_marking", "scale", "search", "serve"},
     {"cli"},
 ]
 # These parts of `qkv` may import only the listed parts of `qkv`.

@@ -72,6 +72,7 @@ __all__ = [
 _PACKAGES = (
     "attend",
     "circuits",
+    "compat",
     "embed",
     "findings",
     "integrations",
