@@ -102,6 +102,11 @@ def test_arguments_of_the_class(folder: Path, options: dict[str, Any]) -> None:
     with ours.truncate_embeddings(4), theirs.truncate_embeddings(4):
         close(ours.encode(TEXTS), theirs.encode(TEXTS))
     close(ours.encode(TEXTS), theirs.encode(TEXTS))
+    for prompts in ({"passage": "w3 "}, {"corpus": "w4 ", "document": "w5 w6 "}, {"query": "w1 "}):
+        for model in (ours, theirs):
+            model.prompts, model.default_prompt_name = dict(prompts), None
+        close(ours.encode_document(TEXTS), theirs.encode_document(TEXTS))
+        close(ours.encode_query(TEXTS), theirs.encode_query(TEXTS))
     ours.similarity_fn_name = theirs.similarity_fn_name = "dot"
     vectors = theirs.encode(TEXTS[:5])
     close(ours.similarity(vectors, vectors), theirs.similarity(vectors, vectors))

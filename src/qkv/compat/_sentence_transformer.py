@@ -126,7 +126,7 @@ class SentenceTransformer(Wrapped):
 
     def _name_of(self, prompt: str | None, name: str | None, *names: str) -> str | None:
         if name is None and prompt is None:
-            name = next((known for known in names if self.prompts.get(known) is not None), None)
+            name = next((known for known in names if known in self.prompts), None)
         return name
 
     def encode_multi_process(
