@@ -125,6 +125,7 @@ STEPS = {
     ],
     "serve": [
         {"settings", "refusals"},
+        {"memory"},
         {"waiting", "guard", "bodies", "protocol"},
         {"streams", "batches"},
         {"work"},

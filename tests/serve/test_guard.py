@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 import qkv
+from qkv.serve._memory import FREE
 from qkv.serve.app import create_app
 from qkv.serve.settings import Settings
 
@@ -107,14 +108,14 @@ def test_two_host_headers_are_refused(served) -> None:
 def test_all_bodies_together_are_bounded() -> None:
     import asyncio
 
-    settings = Settings(bodies=200)
+    settings = Settings(memory=FREE + 200)
     app = create_app(qkv.load("random"), settings)
 
     async def main() -> list[int]:
         asked, more = asyncio.Event(), asyncio.Event()
 
         async def slowly():
-            yield b'{"input": "cat"' + b" " * 100
+            yield b'{"input": "cat"' + b" " * (2 * FREE)
             asked.set()
             await more.wait()
             yield b"}"
@@ -124,10 +125,16 @@ def test_all_bodies_together_are_bounded() -> None:
         ) as client:
             held = asyncio.create_task(client.post("/v1/embeddings", content=slowly()))
             await asked.wait()  # the server asks for the second part of the body
-            body = b'{"input": "cat"}' + b" " * 100
+            body = b'{"input": "cat"}' + b" " * (2 * FREE)
             refused = await client.post("/v1/embeddings", content=body)
+            small = await client.post("/v1/embeddings", json={"input": "cat"})
             more.set()
-            answers = [refused, await held, await client.post("/v1/embeddings", content=body)]
+            answers = [
+                refused,
+                small,
+                await held,
+                await client.post("/v1/embeddings", content=body),
+            ]
             return [answer.status_code for answer in answers]
 
-    assert asyncio.run(main()) == [503, 200, 200]
+    assert asyncio.run(main()) == [503, 200, 200, 200]

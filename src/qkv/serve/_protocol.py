@@ -36,12 +36,12 @@ class Connection:
 class _Requests(HttpToolsProtocol):
     """The HTTP protocol of one connection: uvicorn's protocol with additional limits.
 
-    A whole request (headers and body) must arrive within `half_sent` seconds. If the server has an
-    answer to send and the client reads nothing for `unread` seconds, the server closes the
-    connection. A client that closes its sending side after a request still gets the answer. At
-    first, the server does not know whether such a client has closed the whole connection. To find
-    out, the server sends interim `100 Continue` responses while it computes the answer; clients
-    ignore these responses.
+    A whole request (headers and body) must arrive within `half_sent` seconds. A client must read
+    each piece of an answer within `unread` seconds; otherwise, the server closes the connection. A
+    client that closes its sending side after a request still gets the answer. At first, the server
+    does not know whether such a client has closed the whole connection. To find out, the server
+    sends interim `100 Continue` responses while it computes the answer; clients ignore these
+    responses.
 
     A client may send several requests at once; the server answers them in order. The server reports
     an invalid or incomplete request only after all earlier requests are answered. The server
@@ -170,27 +170,15 @@ class _Requests(HttpToolsProtocol):
             self.loop.call_later(LINGER, self._close_if_idle)
 
     def pause_writing(self) -> None:
-        """Stop writing until the client reads."""
+        """Stop writing until the client reads; after a time limit, close the connection."""
         super().pause_writing()
         if self._unread is None:
-            self._wait_for_reader()
+            self._unread = self.loop.call_later(self.settings.unread, self.transport.abort)
 
     def resume_writing(self) -> None:
         """Continue writing after the client has read."""
         self._stop_waiting()
         super().resume_writing()
-
-    def _wait_for_reader(self) -> None:
-        """Close the connection if the client reads nothing within the time limit."""
-        before = self.transport.get_write_buffer_size()
-
-        def look() -> None:
-            if self.transport.get_write_buffer_size() < before:
-                self._wait_for_reader()
-            else:
-                self.transport.abort()
-
-        self._unread = self.loop.call_later(self.settings.unread, look)
 
     def _stop_waiting(self) -> None:
         if self._unread is not None:

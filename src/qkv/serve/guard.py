@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qkv._visible import visible
+from qkv.serve._memory import FREE, Memory, Share
 from qkv.serve._refusals import FAILED, Refused
 from qkv.serve.settings import Settings
 
@@ -33,6 +34,7 @@ _KEYLESS = OPEN | ASSETS
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]*[a-z0-9_-])\.?)(?::[0-9]*)?", re.IGNORECASE)
 
 _log = logging.getLogger("qkv.serve")
+PIECE = 2**20  # A large answer is passed to the connection in pieces of this many bytes.
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 
@@ -87,7 +89,7 @@ class Guard:
     def __init__(self, app: ASGIApp, settings: Settings, numbers: Metrics) -> None:
         self.app, self._settings, self._numbers = app, settings, numbers
         self.ending = False
-        self._held = 0  # bytes of all bodies in memory
+        self._memory = Memory(settings.memory)
         self._hosts = frozenset(map(host_name, settings.allowed_hosts))
         self._key = None if settings.key is None else _digest(settings.key.encode())
 
@@ -98,25 +100,30 @@ class Guard:
             return
         begin, status = time.perf_counter(), 0
         size = 0  # bytes of the body received so far
+        scope["share"] = share = Share(self._memory)
+        withheld = False  # whether an error was sent in place of the application's answer
 
         async def receive_part() -> Message:
             nonlocal size
             message = await receive()
-            more = len(message.get("body", b""))
-            size, self._held = size + more, self._held + more
+            size += len(message.get("body", b""))
             if size > self._settings.body:
                 raise self._too_large()
-            if self._held > self._settings.bodies:
-                most = self._settings.bodies
-                problem = f"all requests together hold more than {most} bytes: try again later"
-                raise Refused(503, problem, headers={"Retry-After": "1"})
+            share.hold("body", size)
             return message
 
         async def send_counted(message: Message) -> None:
-            nonlocal status
+            nonlocal status, withheld
             if message["type"] == "http.response.start":
+                try:
+                    share.hold("answer", int(dict(message["headers"]).get(b"content-length", 0)))
+                except Refused as refused:
+                    status, withheld = refused.status, True
+                    await refused.answer()(scope, receive, send)
+                    return
                 status = message["status"]
-            await send(message)
+            if not withheld:
+                await send_in_pieces(message, send)
 
         try:
             self.check(scope["path"], scope["headers"])
@@ -132,7 +139,7 @@ class Guard:
             if not status:
                 await FAILED.answer()(scope, receive, send_counted)
         finally:
-            self._held -= size
+            share.free()
             route = getattr(scope.get("route"), "path", "other")
             self._numbers.count(route, status, time.perf_counter() - begin)
 
@@ -188,6 +195,17 @@ class Guard:
         most = f"the allowed {self._settings.body} bytes"
         message = f"the body is larger than {most}: send several requests"
         return Refused(413, message, code="body_too_large")
+
+
+async def send_in_pieces(message: Message, send: Send) -> None:
+    """Send a message of an answer; return when the client has read almost all of a large body."""
+    body = memoryview(message.get("body", b""))
+    if len(body) > FREE:
+        for start in range(0, len(body), PIECE):
+            piece = body[start : start + PIECE]
+            await send({"type": message["type"], "body": piece, "more_body": True})
+        message = {**message, "body": b""}  # uvicorn sends this body when the others are read
+    await send(message)
 
 
 @lru_cache(16)  # cached, because most requests have the same Host header

@@ -16,7 +16,8 @@ class Settings:
         connections: the maximum number of open connections.
         head: the maximum number of bytes of a request line and its headers.
         body: the maximum number of bytes of a request's body.
-        bodies: the maximum number of bytes of all bodies in memory at once.
+        memory: the maximum number of bytes of all bodies in memory, and of all answers that wait to
+            be sent.
         inputs: the maximum number of texts of one request.
         tokens: the maximum number of tokens of one request, after its texts are truncated as in
             `encode`.
@@ -36,7 +37,8 @@ class Settings:
         gather: the maximum seconds for which a batch waits for more requests, if the server is
             busy.
         half_sent: the maximum seconds until a request has arrived in full.
-        unread: the seconds after which the server disconnects a client that stops reading.
+        unread: the seconds after which the server disconnects a client that has not read the next
+            piece of an answer; a piece has 1 MiB.
     """
 
     host: str = "127.0.0.1"
@@ -46,7 +48,7 @@ class Settings:
     connections: int = 1000
     head: int = 2**16
     body: int = 8 * 2**20
-    bodies: int = 256 * 2**20
+    memory: int = 256 * 2**20
     inputs: int = 2048
     tokens: int = 300_000
     edits: int = 2048

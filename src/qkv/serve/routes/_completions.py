@@ -21,7 +21,9 @@ from qkv.models import Model
 from qkv.models.tasks import Measured, Sampling, Spelling, Together, decode_function
 from qkv.models.tasks.generate import Row
 from qkv.serve._bodies import Body, Ids, describe_body, quote, read_json
+from qkv.serve._memory import hold
 from qkv.serve._refusals import FAILED, Refused
+from qkv.serve._streams import AHEAD
 from qkv.serve.guard import in_one_line
 from qkv.serve.settings import Settings
 
@@ -220,14 +222,14 @@ class Completion:
         if total > settings.tokens:
             problem = f"has {total} tokens, counting each text once per completion: "
             raise body.refusal("prompt", f"{problem}send at most {settings.tokens}")
-        self._check_size(total)
+        self._answer = self._check_size(total)
         self._writers = [_Writer(model, row, body) for row in self.rows]
 
-    def _check_size(self, prompts: int) -> None:
-        """Refuse a request for too many new tokens, and a request whose answer would be too large.
+    def _check_size(self, prompts: int) -> int:
+        """Return the estimated bytes of the logprobs and of the echoed prompts in the answer.
 
         Raises:
-            Refused: 400 or 413.
+            Refused: 400, if there are too many new tokens; 413, if the answer would be too large.
         """
         body, settings = self.body, self._settings
         new = sum(row.max_new_tokens for row in self.rows)
@@ -244,6 +246,14 @@ class Completion:
                 f"{settings.answer:,}: leave out logprobs or echo, or ask for fewer completions"
             )
             raise Refused(413, message, code="answer_too_large")
+        return size
+
+    @property
+    def unsent(self) -> int:
+        """The estimated bytes of the computed pieces that wait to be sent."""
+        steps = max(row.max_new_tokens for row in self.rows) + 1
+        # pieces in memory are larger than their JSON
+        return 2 * self._answer * (min(AHEAD, steps) if self.body.stream else steps) // steps
 
     @property
     def size(self) -> int:
@@ -479,6 +489,7 @@ async def completions(request: Request) -> Response:
     completion = await asyncio.to_thread(
         Completion, state.model, body, state.settings, state.worker.together
     )
+    hold(request, completion.unsent)
     head = {
         "id": f"cmpl-{uuid.uuid4().hex}",
         "object": "text_completion",
