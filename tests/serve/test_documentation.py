@@ -181,6 +181,7 @@ def test_the_limits_are_those_of_the_server() -> None:
     unwrapped = " ".join(PAGE.split())
     assert f"a request waits at most {settings.gather * 1000:g} ms for other requests" in unwrapped
     assert mib == PIECE
+    assert settings.waiting < settings.connections
     assert f"without the first {FREE // 2**10} KiB of each" in unwrapped
     assert f"client_max_body_size {settings.body // mib}m;" in unwrapped
     assert f"completions together hold up to {settings.stream_tokens:,} tokens" in unwrapped

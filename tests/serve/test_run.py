@@ -173,7 +173,9 @@ def test_a_connection_above_the_limit_gets_status_503() -> None:
             for _ in range(30):
                 stack.enter_context(closing(connect(server)))
             with closing(connect(server)) as one_more:
-                (found,) = answers(rest(one_more))
+                text = rest(one_more)
+                assert b"retry-after: 1\r\n" in text.lower()
+                (found,) = answers(text)
                 assert found[0] == 503
                 assert "too many connections" in found[1]["error"]["message"]
         is_well(server, seconds=30)

@@ -62,7 +62,8 @@ class _Requests(HttpToolsProtocol):
         """Begin to read; refuse the connection if too many connections are open."""
         super().connection_made(transport)
         if len(self.connections) > self.settings.connections:
-            self._refuse(Refused(503, "there are too many connections: try again later"))
+            message = "there are too many connections: try again later"
+            self._refuse(Refused(503, message, headers={"Retry-After": "1"}))
         else:
             self._begin()
 
@@ -247,9 +248,10 @@ class _Requests(HttpToolsProtocol):
         cycle = self._current
         if cycle is None or cycle.response_complete or not cycle.response_started:
             body = orjson.dumps(refused.body())
-            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: "
-            size = str(len(body)).encode()
-            self.transport.write(STATUS_LINE[refused.status] + head + size + b"\r\n\r\n" + body)
+            lines = {"content-type": "application/json", "connection": "close"} | refused.headers
+            lines["content-length"] = str(len(body))
+            head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+            self.transport.write(STATUS_LINE[refused.status] + f"{head}\r\n".encode() + body)
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
         self.transport.close()

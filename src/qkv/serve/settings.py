@@ -27,7 +27,8 @@ class Settings:
         new_tokens: the maximum number of new tokens of one completion.
         answer: the maximum number of bytes of an answer that contains a trace, logprobs or an echo
             of the prompt.
-        waiting: the maximum number of requests that wait to be computed.
+        waiting: the maximum number of requests that wait to be computed. Each of them has an open
+            connection, so a limit above `connections` would have no effect.
         batch_tokens: the approximate number of tokens in a batch.
         streams: the maximum number of streams that the server continues between two batches. The
             server computes one piece for each of these streams.
@@ -55,7 +56,7 @@ class Settings:
     sources: int = 16
     new_tokens: int = 4096
     answer: int = 64 * 2**20
-    waiting: int = 1024
+    waiting: int = 512
     batch_tokens: int = 4096
     streams: int = 4
     stream_tokens: int = 16_384
