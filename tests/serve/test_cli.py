@@ -1,5 +1,8 @@
 """Tests of `qkv serve`: start-up errors, the API key, web pages and shutdown."""
 
+import base64
+import hashlib
+import re
 import signal
 import socket
 import subprocess
@@ -83,6 +86,28 @@ def test_the_key_from_a_file_is_required(serving, tmp_path: Path) -> None:
         assert "GET" in answer.headers["Allow"]
 
 
+def test_a_key_file_that_others_may_write_draws_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("open-sesame\n")
+    for mode, warns in (0o600, False), (0o644, False), (0o620, True), (0o602, True):
+        file.chmod(mode)
+        answer = run("--api-key-file", str(file), "--model", "no/such/folder")
+        assert ("other users may write" in answer.stderr) == warns
+        assert "no/such/folder" in answer.stderr.splitlines()[-1]
+
+
+def test_a_text_that_is_cut_leaves_no_line_in_the_log(serving) -> None:
+    long = "the cat sat on the mat " * 100
+    edit = {"op": "patch", "at": "z", "layer": 1, "from": long}
+    server: Served = serving()
+    with server.client() as client:
+        asked = {"input": long, "top_k": 1, "edits": [edit]}
+        assert client.post("/v1/trace", json=asked).status_code == 200
+        assert client.post("/v1/embeddings", json={"input": long}).status_code == 200
+        assert server.end() == 0
+        assert server.process.stderr.read() == ""
+
+
 def test_the_page_and_the_docs_load_nothing_from_other_hosts(served) -> None:
     with served.client() as client:
         page = client.get("/")
@@ -103,6 +128,11 @@ def test_the_page_and_the_docs_load_nothing_from_other_hosts(served) -> None:
         for path in ("swagger-ui-bundle.js", "swagger-ui.css"):
             assert path in docs
             assert client.get(f"/static-offline-docs/{path}").status_code == 200
+        policy = client.get("/docs").headers["Content-Security-Policy"]
+        [script] = re.findall(r"<script>(.*?)</script>", docs, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert "default-src 'none'" in policy
+        assert f"script-src 'self' 'sha256-{digest}'" in policy
         assert client.get("/static-offline-docs/../app.py").status_code in (403, 404)
 
 

@@ -105,6 +105,34 @@ def test_two_host_headers_are_refused(served) -> None:
         assert connection.recv(4096).startswith(b"HTTP/1.1 400")
 
 
+@pytest.mark.parametrize("path", ["/", "/v1/models", "/v1/models/", "/healthz", "/metrics/"])
+def test_head_and_a_trailing_slash_are_answered(served, path: str) -> None:
+    with served.client(follow_redirects=False) as client:
+        got, head = client.get(path), client.head(path)
+        assert got.status_code == head.status_code == 200
+        assert head.content == b""
+        assert got.headers["content-type"] == head.headers["content-type"]
+        assert got.content
+        assert client.post("/v1/embeddings/", json={"input": "cat"}).status_code == 200
+        assert client.head("/v1/embeddings").status_code == 405
+
+
+def test_a_trailing_slash_does_not_bypass_the_key() -> None:
+    assert status("/v1/models/", Settings(key="right")) == 401
+    assert status("/static-offline-docs/") == 404
+
+
+def test_a_compressed_body_is_refused() -> None:
+    import asyncio
+
+    for encoding, expected in ("gzip", 415), ("identity", 200), ("br, gzip", 415):
+        headers, content = {"Content-Encoding": encoding}, b'{"input": "cat"}'
+        asked = ask("POST", "/v1/embeddings", Settings(), content=content, headers=headers)
+        answer = asyncio.run(asked)
+        assert answer.status_code == expected
+        assert expected == 200 or f"Content-Encoding '{encoding}'" in answer.text
+
+
 def test_all_bodies_together_are_bounded() -> None:
     import asyncio
 

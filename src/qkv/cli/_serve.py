@@ -1,5 +1,8 @@
 """`qkv serve`, which serves a model over HTTP."""
 
+import os
+import warnings
+
 import click
 
 from qkv.cli._options import cache_dtype_option, dtype_option, encoder_option
@@ -84,6 +87,9 @@ def read_key(path: str) -> str:
         OSError: the file cannot be read.
     """
     text = ordinary(path).read_bytes()
+    if os.name == "posix" and os.stat(path).st_mode & 0o022:
+        message = f"other users may write {path}, and could choose the key: run chmod go-w on it"
+        warnings.warn(message, UserWarning, stacklevel=2)
     try:
         key = text.decode("ascii").strip()
     except UnicodeDecodeError:

@@ -57,6 +57,7 @@ class _Requests(HttpToolsProtocol):
         # `_current` is the request that is being answered; `cycle` is the newest request.
         self._current: Any = None
         self._head, self._ending, self._broken = 0, False, False
+        self._too_long = False  # whether the head of the request that arrives is too long
 
     def begin(self, transport: asyncio.Transport) -> None:
         """Begin to read; refuse the connection if too many connections are open."""
@@ -86,9 +87,11 @@ class _Requests(HttpToolsProtocol):
             data = self._parse(data)
         is_arriving = self._late is not None and not self.transport.is_closing()
         if is_arriving and self._head > self.settings.head:
-            most = self.settings.head
-            message = f"the request line and headers exceed {most} bytes: shorten them"
-            self._refuse(Refused(431, message, code="head_too_large"))
+            self._refuse(self._head_too_large())
+
+    def _head_too_large(self) -> Refused:
+        message = f"the request line and headers exceed {self.settings.head} bytes: shorten them"
+        return Refused(431, message, code="head_too_large")
 
     def _parse(self, data: bytes) -> bytes:
         """Parse bytes; return the bytes to parse next.
@@ -127,6 +130,11 @@ class _Requests(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Handle the complete head of a request."""
         self._head = 0
+        # the whole head may arrive in one read, together with the body
+        lengths = (len(name) + len(value) + 4 for name, value in self.headers)
+        self._too_long = len(self.url) + sum(lengths) > self.settings.head
+        if self._too_long:
+            raise ValueError("the head is too long")  # the parser ends with an error
         if self.parser.should_upgrade():
             # The client offers to switch to another protocol. `_parse` returns the request's head
             # without this offer, and `data_received` parses this head again.
@@ -191,7 +199,8 @@ class _Requests(HttpToolsProtocol):
         if self._answering:
             self._broken, self.cycle.keep_alive = True, False
             return
-        self._refuse(Refused(400, "the request is not HTTP/1.1", code="invalid_http"))
+        invalid = Refused(400, "the request is not HTTP/1.1", code="invalid_http")
+        self._refuse(self._head_too_large() if self._too_long else invalid)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._current = cycle

@@ -23,10 +23,10 @@ from qkv.serve.settings import Settings
 # Requests for these two paths need no key, and may name any host.
 HEALTH = frozenset({"/healthz", "/readyz"})
 # A browser opens these pages without a key. The pages contain no secret.
-OPEN = HEALTH | {"/", "/docs", "/docs/oauth2-redirect", "/openapi.json"}
-_FILES = "/static-offline-docs"
+OPEN = HEALTH | {"/", "/docs", "/openapi.json"}
+FILES = "/static-offline-docs"
 ASSETS = frozenset(
-    f"{_FILES}/{name}" for name in ("favicon.png", "swagger-ui-bundle.js", "swagger-ui.css")
+    f"{FILES}/{name}" for name in ("favicon.png", "swagger-ui-bundle.js", "swagger-ui.css")
 )
 _KEYLESS = OPEN | ASSETS
 
@@ -98,6 +98,9 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        # HEAD is answered as GET: uvicorn leaves out the body. A slash at the end changes nothing.
+        method, path = scope["method"], scope["path"].rstrip("/") or "/"
+        scope = {**scope, "method": "GET" if method == "HEAD" else method, "path": path}
         begin, status = time.perf_counter(), 0
         size = 0  # bytes of the body received so far
         scope["share"] = share = Share(self._memory)
@@ -165,8 +168,13 @@ class Guard:
             raise Refused(403, message, code="origin_not_allowed")
         if self._key is not None and path not in _KEYLESS:
             self._check_key(values.get(b"authorization", b""))
-        if path.startswith(_FILES) and path not in ASSETS:  # /docs loads only the files in `ASSETS`
+        if path.startswith(FILES) and path not in ASSETS:  # /docs loads only the files in `ASSETS`
             raise Refused(404, "this path does not exist: GET / lists the routes")
+        encoding = values.get(b"content-encoding", b"identity").decode("latin-1")
+        if encoding.strip().lower() not in ("", "identity"):
+            problem = f"the body has the Content-Encoding {encoding[:20]!r}"
+            message = f"{problem}, which this server does not read: send it uncompressed"
+            raise Refused(415, message, code="encoding_not_supported")
         size = values.get(b"content-length", b"0")
         if size.isdigit() and int(size) > self._settings.body:
             raise self._too_large()

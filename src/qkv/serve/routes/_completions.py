@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -69,9 +70,10 @@ class CompletionsBody(Body):
     )
     top_p: float = Field(
         1.0,
-        gt=0,
+        ge=0,
         le=1,
-        description="Draw only from the likeliest tokens whose probabilities sum to this number.",
+        description="Draw only from the likeliest tokens whose probabilities sum to this number; "
+        "with 0, the likeliest token is always chosen.",
     )
     top_k: int = Field(
         0, ge=-1, description="Draw only from this many likeliest tokens; 0 or -1 for all."
@@ -82,7 +84,12 @@ class CompletionsBody(Body):
         [],
         description="Generation stops at any of these texts; the completion does not contain it.",
     )
-    seed: int | None = Field(None, ge=0, description="The same seed draws the same tokens again.")
+    seed: int | None = Field(
+        None,
+        ge=-(2**63),
+        lt=2**64,
+        description="The same seed draws the same tokens again.",
+    )
     logprobs: int | None = Field(
         None,
         ge=0,
@@ -205,7 +212,11 @@ class Completion:
         new_tokens = min(body.max_tokens, settings.new_tokens)
         try:
             self.rows: list[Row] = model.rows(
-                body.prompt, usual=new_tokens, copies=body.n, stop=body.stops, seed=body.seed
+                body.prompt,
+                usual=new_tokens,
+                copies=body.n,
+                stop=body.stops,
+                seed=None if body.seed is None else body.seed % 2**64,
             )[1]
         except (TypeError, ValueError) as error:
             raise Refused(400, f"completions: {message(error)}", param="prompt") from error
@@ -297,7 +308,11 @@ class Completion:
         if left:
             steps = self._model.steps(
                 [rows[number] for number in left],
-                Sampling(body.temperature, body.top_k if body.top_k > 0 else None, body.top_p),
+                Sampling(
+                    body.temperature,
+                    body.top_k if body.top_k > 0 else None,
+                    max(body.top_p, sys.float_info.min),
+                ),
                 top=body.logprobs,
                 measure_prompts=measures,
                 together=self._together,
