@@ -124,8 +124,8 @@ STEPS = {
         {""},
     ],
     "serve": [
-        {"settings", "refusals"},
-        {"memory"},
+        {"key_file", "refusals"},
+        {"settings", "memory"},
         {"waiting", "guard", "bodies", "protocol"},
         {"streams", "batches"},
         {"work"},

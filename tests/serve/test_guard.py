@@ -1,6 +1,7 @@
 """Tests of the requests that the guard lets through: hosts, origins, keys and sizes."""
 
 import socket
+from pathlib import Path
 
 import httpx
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import qkv
 from qkv.serve._memory import FREE
 from qkv.serve.app import create_app
+from qkv.serve.key_file import Keys
 from qkv.serve.settings import Settings
 
 
@@ -68,9 +70,47 @@ def test_origins_other_than_the_host_are_refused(origin: str, expected: int) -> 
     assert status("/v1/models", Host="localhost", Origin=origin) == expected
 
 
+def keys_in(folder: Path, text: str) -> Keys:
+    file = folder / "keys"
+    file.write_text(text)
+    file.chmod(0o600)
+    return Keys(str(file))
+
+
+def test_each_key_is_valid_and_the_file_is_read_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def valid(*keys: str) -> list[bool]:
+        statuses = [status("/v1/models", settings, Authorization=f"Bearer {key}") for key in keys]
+        assert {*statuses} <= {200, 401}
+        return [found == 200 for found in statuses]
+
+    settings = Settings(keys=keys_in(tmp_path, "first\n\n second \r\n"))
+    assert valid("first", "second", "third", "first second", "") == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    keys_in(tmp_path, "second\nthird\n")
+    assert valid("first", "second", "third") == [False, True, True]
+    file = tmp_path / "keys"
+    for spoil in (lambda: file.write_text("two words\n"), file.unlink):
+        caplog.clear()
+        spoil()
+        assert valid("first", "second", "third") == [False, True, True]
+        [record] = caplog.records  # not one for each request
+        assert "the earlier keys remain valid" in record.getMessage()
+    other = tmp_path / "other"  # as Kubernetes does: a link to a new file
+    other.write_text("fourth")
+    file.symlink_to(other)
+    assert valid("second", "fourth") == [False, True]
+
+
 @pytest.mark.parametrize("given", ["", "Bearer", "Bearer ", "Bearer wrong", "Basic right", "right"])
-def test_a_key_is_required(given: str) -> None:
-    settings = Settings(key="right")
+def test_a_key_is_required(given: str, tmp_path: Path) -> None:
+    settings = Settings(keys=keys_in(tmp_path, "right\n"))
     headers = {"Authorization": given} if given else {}
     assert status("/v1/models", settings, **headers) == 401
     assert status("/metrics", settings, **headers) == 401
@@ -117,8 +157,8 @@ def test_head_and_a_trailing_slash_are_answered(served, path: str) -> None:
         assert client.head("/v1/embeddings").status_code == 405
 
 
-def test_a_trailing_slash_does_not_bypass_the_key() -> None:
-    assert status("/v1/models/", Settings(key="right")) == 401
+def test_a_trailing_slash_does_not_bypass_the_key(tmp_path: Path) -> None:
+    assert status("/v1/models/", Settings(keys=keys_in(tmp_path, "right"))) == 401
     assert status("/static-offline-docs/") == 404
 
 

@@ -1,13 +1,9 @@
 """`qkv serve`, which serves a model over HTTP."""
 
-import os
-import warnings
-
 import click
 
 from qkv.cli._options import cache_dtype_option, dtype_option, encoder_option
 from qkv.cli._output import say
-from qkv.files import ordinary
 
 
 @click.command()
@@ -29,7 +25,12 @@ from qkv.files import ordinary
     metavar="NAME",
     help="A host name that clients use for this server; may be given repeatedly.",
 )
-@click.option("--api-key-file", "key_file", metavar="F", help="A file with the API key.")
+@click.option(
+    "--api-key-file",
+    "key_file",
+    metavar="F",
+    help="A file with an API key on each line, read again when it changes.",
+)
 @click.option("--no-key", is_flag=True, help="Answer requests that have no API key.")
 def serve(
     model: str | None,
@@ -52,6 +53,7 @@ def serve(
     from qkv.models import load
     from qkv.serve.app import run
     from qkv.serve.guard import host_name, is_loopback
+    from qkv.serve.key_file import Keys
     from qkv.serve.settings import Settings
 
     if no_key and key_file is not None:
@@ -73,27 +75,7 @@ def serve(
             raise click.UsageError(
                 f"--allow-host {name!r}: give a host name or an IP address (IPv6 in [brackets])"
             ) from None
-    key = None if key_file is None else read_key(key_file)
+    keys = None if key_file is None else Keys(key_file)
     used = load(model, dtype=dtype, cache_dtype=cache_dtype)
-    settings = Settings(host=host, port=port, allowed_hosts=hosts, key=key)
+    settings = Settings(host=host, port=port, allowed_hosts=hosts, keys=keys)
     run(used, settings, lambda address: say(f"{used.name} at {address} (Ctrl-C ends it)"))
-
-
-def read_key(path: str) -> str:
-    """Read a key from a file, and remove spaces around the key.
-
-    Raises:
-        ValueError: the file does not contain exactly one word of ASCII characters.
-        OSError: the file cannot be read.
-    """
-    text = ordinary(path).read_bytes()
-    if os.name == "posix" and os.stat(path).st_mode & 0o022:
-        message = f"other users may write {path}, and could choose the key: run chmod go-w on it"
-        warnings.warn(message, UserWarning, stacklevel=2)
-    try:
-        key = text.decode("ascii").strip()
-    except UnicodeDecodeError:
-        key = ""
-    if not key.isprintable() or not key or " " in key:
-        raise ValueError(f"{path} has no key: write one word of ASCII letters and digits into it")
-    return key

@@ -60,7 +60,7 @@ def create_app(model: Model, settings: Settings | None = None) -> Guard:
     `routes`, and `name`. In answers, `name` is the model's name.
     """
     settings = settings or Settings()
-    app = _with_routes(f"qkv serves {model.name}", needs_key=settings.key is not None)
+    app = _with_routes(f"qkv serves {model.name}", needs_key=settings.keys is not None)
     state = app.state
     state.model, state.settings, state.name = model, settings, model.name
     state.worker, state.numbers, state.routes = Worker(model, settings), Metrics(), routes()

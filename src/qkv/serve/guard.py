@@ -1,7 +1,5 @@
 """Check each request before its route runs, and count the requests for `/metrics`."""
 
-import hashlib
-import hmac
 import ipaddress
 import logging
 import re
@@ -18,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from qkv._visible import visible
 from qkv.serve._memory import FREE, Memory, Share
 from qkv.serve._refusals import FAILED, Refused
+from qkv.serve.key_file import Keys
 from qkv.serve.settings import Settings
 
 # Requests for these two paths need no key, and may name any host.
@@ -91,7 +90,6 @@ class Guard:
         self.ending = False
         self._memory = Memory(settings.memory)
         self._hosts = frozenset(map(host_name, settings.allowed_hosts))
-        self._key = None if settings.key is None else _digest(settings.key.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request, or a message about the start or end of the server."""
@@ -166,8 +164,8 @@ class Guard:
         if origin is not None and not same_origin(origin.decode("latin-1"), host):
             message = "the request comes from a page of another server: open this server's own page"
             raise Refused(403, message, code="origin_not_allowed")
-        if self._key is not None and path not in _KEYLESS:
-            self._check_key(values.get(b"authorization", b""))
+        if self._settings.keys is not None and path not in _KEYLESS:
+            self._check_key(values.get(b"authorization", b""), self._settings.keys)
         if path.startswith(FILES) and path not in ASSETS:  # /docs loads only the files in `ASSETS`
             raise Refused(404, "this path does not exist: GET / lists the routes")
         encoding = values.get(b"content-encoding", b"identity").decode("latin-1")
@@ -187,10 +185,9 @@ class Guard:
             return False
         return name in self._hosts or is_loopback(name)
 
-    def _check_key(self, header: bytes) -> None:
+    def _check_key(self, header: bytes, keys: Keys) -> None:
         kind, _, key = header.partition(b" ")
-        digest = self._key or b""
-        if not hmac.compare_digest(_digest(key.strip()), digest) or kind.lower() != b"bearer":
+        if kind.lower() != b"bearer" or not keys.allow(key.strip()):
             problem = "is wrong" if header else "is missing"
             raise Refused(
                 401,
@@ -266,8 +263,3 @@ def in_one_line(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return visible(f"{type(error).__name__}: {error}"[:500]) + where
-
-
-def _digest(key: bytes) -> bytes:
-    """Hash a key, so that the time of a comparison does not depend on the key's length."""
-    return hashlib.sha256(key).digest()

@@ -1,6 +1,8 @@
-"""The settings of a server: its address, its key, how it batches requests, and its limits."""
+"""The settings of a server: its address, its keys, how it batches requests, and its limits."""
 
 from dataclasses import dataclass
+
+from qkv.serve.key_file import Keys
 
 
 @dataclass(frozen=True)
@@ -12,7 +14,7 @@ class Settings:
         port: the port; 0 for any free port.
         allowed_hosts: the names that the Host header may have, in addition to the names of this
             machine.
-        key: the key that requests send as `Authorization: Bearer ...`; None for no key.
+        keys: the keys, one of which requests send as `Authorization: Bearer ...`; None for no key.
         connections: the maximum number of open connections.
         head: the maximum number of bytes of a request line and its headers.
         body: the maximum number of bytes of a request's body.
@@ -45,7 +47,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8080
     allowed_hosts: tuple[str, ...] = ()
-    key: str | None = None
+    keys: Keys | None = None
     connections: int = 1000
     head: int = 2**16
     body: int = 8 * 2**20
