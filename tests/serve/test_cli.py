@@ -36,7 +36,15 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["--host", "0.0.0.0", "--no-key"], "--allow-host"),
         (["--host", "::", "--no-key"], "--allow-host"),
         (["--no-key", "--api-key-file", "key"], "cannot be combined"),
-        (["--allow-host", "http://a.org"], "give a host name or an IP address"),
+        (["--allow-host", "http://a.org"], "give a host name, an IP address"),
+        (["--allow-host", "*svc"], "an ending such as *.svc"),
+        (["--allow-host", "*."], "an ending such as *.svc"),
+        (["--allow-host", "10.0.0.1/8"], "a network such as 10.0.0.0/8"),
+        (["--allow-host", "*"], "also give --api-key-file"),
+        (["--max-waiting", "1000"], "1<=x<=999"),
+        (["--max-tokens", "0"], "x>=1"),
+        (["--max-memory", "5"], "at least 16M"),
+        (["--max-memory", "1M"], "at least 16M"),
         (["--api-key-file", "no-such-file"], "no-such-file"),
         (["--model", "no/such/folder"], "no/such/folder"),
         (["--port", "70000"], "70000"),
@@ -63,6 +71,28 @@ def test_a_file_without_a_key_is_refused(content: bytes, tmp_path: Path) -> None
     assert answer.returncode == 2
     assert f"{file} has " in answer.stderr
     assert "no key" in answer.stderr
+
+
+def test_environment_variables_replace_options(serving, monkeypatch, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("open-sesame\n")
+    for name, value in {
+        "MODEL": "random",
+        "ALLOW_HOST": "*.svc 10.0.0.0/8",
+        "API_KEY_FILE": str(tmp_path / "key"),
+        "MAX_TOKENS": "5",
+        "MAX_MEMORY": "16M",
+    }.items():
+        monkeypatch.setenv(f"QKV_SERVE_{name}", value)
+    server: Served = serving()
+    with server.client(headers={"Authorization": "Bearer open-sesame"}) as client:
+        for host, expected in ("a.svc", 200), ("10.1.1.1", 200), ("a.org", 403):
+            answer = client.get("/v1/models", headers={"Host": host})
+            assert answer.status_code == expected
+        assert client.get("/v1/models").json()["data"][0]["id"] == "random"
+        assert client.post("/v1/embeddings", json={"input": "cat"}).status_code == 200
+        long = client.post("/v1/embeddings", json={"input": [[5] * 3] * 2})
+        assert "more than 5 tokens" in long.json()["error"]["message"]
+        assert client.post("/v1/embeddings", content=b" " * (2**22 + 1)).status_code == 413
 
 
 def test_a_port_that_is_taken_is_named() -> None:

@@ -9,6 +9,7 @@ import pytest
 import qkv
 from qkv.serve._memory import FREE
 from qkv.serve.app import create_app
+from qkv.serve.guard import Guard, Metrics
 from qkv.serve.key_file import Keys
 from qkv.serve.settings import Settings
 
@@ -53,6 +54,26 @@ def test_a_host_that_was_allowed_is_known() -> None:
     settings = Settings(allowed_hosts=("Models.example.org",))
     assert status("/v1/models", settings, Host="models.example.org:443") == 200
     assert status("/v1/models", settings, Host="example.org") == 403
+
+
+@pytest.mark.parametrize(
+    ("pattern", "allowed", "refused"),
+    [
+        (
+            "*.svc",
+            ["qkv.ns.svc", "QKV.ns.svc:8080", "a.svc."],
+            ["svc", "xsvc", "a.svc.org", "*.svc"],
+        ),
+        ("10.0.0.0/8", ["10.1.2.3", "10.255.0.1:8080"], ["11.0.0.1", "10.0.0.1.org", "[::a]"]),
+        ("fd00::/8", ["[fd12::1]", "[fd12::1]:80"], ["[fe80::1]", "10.0.0.1"]),
+        ("*", ["a.org", "10.0.0.1"], ["", "a b", "a@b"]),
+    ],
+)
+def test_patterns_of_hosts(pattern: str, allowed: list[str], refused: list[str]) -> None:
+    guard = Guard(None, Settings(allowed_hosts=(pattern,)), Metrics())  # type: ignore[arg-type]
+    assert [host for host in allowed if not guard.knows(host)] == []
+    assert [host for host in refused if guard.knows(host)] == []
+    assert guard.knows("localhost")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import re
 import time
 import traceback
 from asyncio import CancelledError
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -27,6 +27,7 @@ FILES = "/static-offline-docs"
 ASSETS = frozenset(
     f"{FILES}/{name}" for name in ("favicon.png", "swagger-ui-bundle.js", "swagger-ui.css")
 )
+ANY = "*"  # The pattern that allows every host.
 _KEYLESS = OPEN | ASSETS
 
 # a name or an address, with an optional port; an IPv6 address has brackets
@@ -89,7 +90,7 @@ class Guard:
         self.app, self._settings, self._numbers = app, settings, numbers
         self.ending = False
         self._memory = Memory(settings.memory)
-        self._hosts = frozenset(map(host_name, settings.allowed_hosts))
+        self._hosts = [host_pattern(pattern) for pattern in settings.allowed_hosts]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request, or a message about the start or end of the server."""
@@ -183,7 +184,7 @@ class Guard:
             name = host_name(host)
         except ValueError:
             return False
-        return name in self._hosts or is_loopback(name)
+        return is_loopback(name) or any(matches(name) for matches in self._hosts)
 
     def _check_key(self, header: bytes, keys: Keys) -> None:
         kind, _, key = header.partition(b" ")
@@ -229,6 +230,37 @@ def host_name(host: str) -> str:
     return (match[1] or match[2]).lower()
 
 
+def host_pattern(pattern: str) -> Callable[[str], bool]:
+    """Return a function that says whether a host name matches a pattern.
+
+    The pattern is a host name; `*.` and a name, for all names with this ending; a network; or `*`.
+
+    Raises:
+        ValueError: the pattern is none of these.
+
+    >>> [host_pattern("*.svc")(name) for name in ("qkv.default.svc", "svc", "svc.org")]
+    [True, False, False]
+    >>> [host_pattern("10.0.0.0/8")(name) for name in ("10.1.2.3", "11.0.0.1", "10.org")]
+    [True, False, False]
+    """
+    if pattern == ANY:
+        return lambda name: True
+    if "/" in pattern:
+        network = ipaddress.ip_network(pattern)
+        return lambda name: (address := _address(name)) is not None and address in network
+    if pattern.startswith("*."):
+        ending = f".{host_name(pattern[2:])}"
+        return lambda name: name.endswith(ending)
+    return host_name(pattern).__eq__
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(name)
+    except ValueError:
+        return None
+
+
 @lru_cache(16)
 def is_loopback(name: str) -> bool:
     """Return whether a name or an address reaches only this machine.
@@ -236,12 +268,8 @@ def is_loopback(name: str) -> bool:
     >>> [is_loopback(name) for name in ("localhost", "127.8.0.1", "::1", "10.0.0.1", "a.b")]
     [True, True, True, False, False]
     """
-    if name == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+    address = _address(name)
+    return name == "localhost" or (address is not None and address.is_loopback)
 
 
 def same_origin(origin: str, host: str) -> bool:

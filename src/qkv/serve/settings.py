@@ -12,8 +12,8 @@ class Settings:
     Attributes:
         host: the address where the server listens.
         port: the port; 0 for any free port.
-        allowed_hosts: the names that the Host header may have, in addition to the names of this
-            machine.
+        allowed_hosts: patterns of the names that the Host header may have, in addition to the names
+            of this machine; see `qkv.serve.guard.host_pattern`.
         keys: the keys, one of which requests send as `Authorization: Bearer ...`; None for no key.
         connections: the maximum number of open connections.
         head: the maximum number of bytes of a request line and its headers.
