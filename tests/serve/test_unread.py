@@ -16,7 +16,7 @@ from models.small_models import CONFIGS, write_small
 from qkv.serve._protocol import Connection
 from qkv.serve.settings import Settings
 
-from .conftest import serve
+from .conftest import serve, wait_until
 
 PART = b"x" * 65536
 
@@ -71,9 +71,10 @@ def test_silent_clients_do_not_exhaust_memory(tmp_path: Path) -> None:
         memory = Path(f"/proc/{server.process.pid}/status")
         if not memory.exists():
             pytest.skip("needs /proc to read the memory of a process")
-        statuses = []
+        statuses, clients = [], []
         for _ in range(200):
             client = stack.enter_context(socket.socket())
+            clients.append(client)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.connect(("127.0.0.1", server.port))
             client.sendall(head.encode() + body)
@@ -86,3 +87,8 @@ def test_silent_clients_do_not_exhaust_memory(tmp_path: Path) -> None:
         print(f"peak {peak // 1000} MB")
         assert set(statuses) == {b"HTTP/1.1 200", b"HTTP/1.1 503"}
         assert peak < 512_000
+        with server.client() as other:
+            assert "qkv_held_bytes 0.0" not in other.get("/metrics").text
+            for client in clients:
+                client.close()
+            wait_until(lambda: "qkv_held_bytes 0.0" in other.get("/metrics").text)

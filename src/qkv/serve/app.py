@@ -67,7 +67,10 @@ def create_app(model: Model, settings: Settings | None = None) -> Guard:
     for owner, watched in (state.worker, _WATCHED), (state.worker.counts, _COUNTED):
         for attribute, words in watched.items():
             state.numbers.watch(f"qkv_{attribute}", words, owner, attribute)
-    return Guard(app, settings, state.numbers)
+    guard = Guard(app, settings, state.numbers)
+    words = "Bytes that bodies, and answers that wait to be sent, hold of --max-memory."
+    state.numbers.watch("qkv_held_bytes", words, guard.memory, "held")
+    return guard
 
 
 def routes() -> list[APIRoute]:

@@ -84,12 +84,13 @@ class Guard:
 
     Attributes:
         ending: whether the server is shutting down.
+        memory: the budget of all bodies and answers.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, numbers: Metrics) -> None:
         self.app, self._settings, self._numbers = app, settings, numbers
         self.ending = False
-        self._memory = Memory(settings.memory)
+        self.memory = Memory(settings.memory)
         self._hosts = [host_pattern(pattern) for pattern in settings.allowed_hosts]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,7 +103,7 @@ class Guard:
         scope = {**scope, "method": "GET" if method == "HEAD" else method, "path": path}
         begin, status = time.perf_counter(), 0
         size = 0  # bytes of the body received so far
-        scope["share"] = share = Share(self._memory)
+        scope["share"] = share = Share(self.memory)
         withheld = False  # whether an error was sent in place of the application's answer
 
         async def receive_part() -> Message:
