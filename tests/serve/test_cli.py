@@ -41,6 +41,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["--allow-host", "*."], "an ending such as *.svc"),
         (["--allow-host", "10.0.0.1/8"], "a network such as 10.0.0.0/8"),
         (["--allow-host", "*"], "also give --api-key-file"),
+        (["--allow-origin", "a.org"], "such as https://example.org"),
+        (["--allow-origin", "*"], "such as https://example.org"),
+        (["--threads", "0"], "x>=1"),
         (["--max-waiting", "1000"], "1<=x<=999"),
         (["--max-tokens", "0"], "x>=1"),
         (["--max-memory", "5"], "at least 16M"),
@@ -80,6 +83,9 @@ def test_environment_variables_replace_options(serving, monkeypatch, tmp_path: P
         "ALLOW_HOST": "*.svc 10.0.0.0/8",
         "API_KEY_FILE": str(tmp_path / "key"),
         "MAX_TOKENS": "5",
+        "NAME": "words",
+        "THREADS": "1",
+        "ALLOW_ORIGIN": "https://a.org",
         "MAX_MEMORY": "16M",
     }.items():
         monkeypatch.setenv(f"QKV_SERVE_{name}", value)
@@ -88,7 +94,8 @@ def test_environment_variables_replace_options(serving, monkeypatch, tmp_path: P
         for host, expected in ("a.svc", 200), ("10.1.1.1", 200), ("a.org", 403):
             answer = client.get("/v1/models", headers={"Host": host})
             assert answer.status_code == expected
-        assert client.get("/v1/models").json()["data"][0]["id"] == "random"
+        assert client.get("/v1/models").json()["data"][0]["id"] == "words"
+        assert client.get("/v1/models", headers={"Origin": "https://a.org"}).status_code == 200
         assert client.post("/v1/embeddings", json={"input": "cat"}).status_code == 200
         long = client.post("/v1/embeddings", json={"input": [[5] * 3] * 2})
         assert "more than 5 tokens" in long.json()["error"]["message"]

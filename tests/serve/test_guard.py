@@ -91,6 +91,31 @@ def test_origins_other_than_the_host_are_refused(origin: str, expected: int) -> 
     assert status("/v1/models", Host="localhost", Origin=origin) == expected
 
 
+def test_pages_of_an_allowed_origin_may_send_requests(tmp_path: Path) -> None:
+    import asyncio
+
+    settings = Settings(origins=("https://a.org",), keys=keys_in(tmp_path, "right"))
+
+    def asked(method: str, origin: str, **headers: str) -> httpx.Response:
+        headers = {"Origin": origin, **headers}
+        return asyncio.run(ask(method, "/v1/models", settings, headers=headers))
+
+    sends = {"Access-Control-Request-Method": "POST"}
+    sends["Access-Control-Request-Headers"] = "authorization, content-type"
+    allowed = asked("OPTIONS", "https://a.org", **sends)
+    assert allowed.status_code == 200  # a browser sends no key with this request
+    assert allowed.headers["Access-Control-Allow-Origin"] == "https://a.org"
+    assert "authorization" in allowed.headers["Access-Control-Allow-Headers"]
+    assert asked("OPTIONS", "https://b.org", **sends).status_code == 400
+    answer = asked("GET", "https://a.org", Authorization="Bearer right")
+    assert answer.status_code == 200
+    assert answer.headers["Access-Control-Allow-Origin"] == "https://a.org"
+    answer = asked("GET", "https://a.org")
+    assert answer.status_code == 401
+    assert answer.headers["Access-Control-Allow-Origin"] == "https://a.org"  # the page reads it
+    assert asked("GET", "https://b.org", Authorization="Bearer right").status_code == 403
+
+
 def keys_in(folder: Path, text: str) -> Keys:
     file = folder / "keys"
     file.write_text(text)

@@ -41,6 +41,19 @@ def _bytes_in(context: click.Context, parameter: click.Parameter, size: str) -> 
     "10.0.0.0/8, or * with a key; may be given repeatedly.",
 )
 @click.option(
+    "--allow-origin",
+    multiple=True,
+    metavar="ORIGIN",
+    help="A site whose pages may send requests, such as https://example.org; may be given "
+    "repeatedly.",
+)
+@click.option("--name", help="The model's name in answers. Default: the name of the model itself.")
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    help="The number of threads that compute. Default: QKV_NUM_THREADS, else all cores.",
+)
+@click.option(
     "--api-key-file",
     metavar="F",
     help="A file with an API key on each line, read again when it changes.",
@@ -75,6 +88,9 @@ def serve(
     host: str,
     port: int,
     allow_host: tuple[str, ...],
+    allow_origin: tuple[str, ...],
+    name: str | None,
+    threads: int | None,
     api_key_file: str | None,
     no_key: bool,
     max_waiting: int,
@@ -93,6 +109,7 @@ def serve(
 
     need("fastapi", "serve")
     from qkv.models import load
+    from qkv.ops.kernel import set_num_threads
     from qkv.serve.app import run
     from qkv.serve.guard import ANY, host_pattern, is_loopback
     from qkv.serve.key_file import Keys
@@ -121,10 +138,19 @@ def serve(
         raise click.UsageError(
             "--allow-host '*' lets pages of every site ask the server: also give --api-key-file"
         )
+    for origin in allow_origin:
+        if not re.fullmatch(r"https?://[^/?#\s*]+", origin):
+            raise click.UsageError(
+                f"--allow-origin {origin!r}: give a scheme and a host, such as https://example.org"
+            )
+    if threads is not None:
+        set_num_threads(threads)
     settings = Settings(
         host=host,
         port=port,
         allowed_hosts=allow_host,
+        origins=allow_origin,
+        name=name,
         keys=None if api_key_file is None else Keys(api_key_file),
         waiting=max_waiting,
         tokens=max_tokens,
@@ -133,4 +159,4 @@ def serve(
         answer=min(Settings.answer, max_memory // 4),
     )
     used = load(model, dtype=dtype, cache_dtype=cache_dtype)
-    run(used, settings, lambda address: say(f"{used.name} at {address} (Ctrl-C ends it)"))
+    run(used, settings, lambda address: say(f"{name or used.name} at {address} (Ctrl-C ends it)"))

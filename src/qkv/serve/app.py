@@ -60,9 +60,10 @@ def create_app(model: Model, settings: Settings | None = None) -> Guard:
     `routes`, and `name`. In answers, `name` is the model's name.
     """
     settings = settings or Settings()
-    app = _with_routes(f"qkv serves {model.name}", needs_key=settings.keys is not None)
+    name = settings.name or model.name
+    app = _with_routes(f"qkv serves {name}", needs_key=settings.keys is not None)
     state = app.state
-    state.model, state.settings, state.name = model, settings, model.name
+    state.model, state.settings, state.name = model, settings, name
     state.worker, state.numbers, state.routes = Worker(model, settings), Metrics(), routes()
     for owner, watched in (state.worker, _WATCHED), (state.worker.counts, _COUNTED):
         for attribute, words in watched.items():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -90,14 +91,23 @@ class Guard:
     def __init__(self, app: ASGIApp, settings: Settings, numbers: Metrics) -> None:
         self.app, self._settings, self._numbers = app, settings, numbers
         self.ending = False
+        self._answer: ASGIApp = self._handle
+        if settings.origins:  # also answers the requests in which browsers ask for permission
+            self._answer = CORSMiddleware(
+                self._handle,
+                allow_origins=settings.origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+            )
         self.memory = Memory(settings.memory)
         self._hosts = [host_pattern(pattern) for pattern in settings.allowed_hosts]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request, or a message about the start or end of the server."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
+        answer = self._answer if scope["type"] == "http" else self.app
+        await answer(scope, receive, send)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         # HEAD is answered as GET: uvicorn leaves out the body. A slash at the end changes nothing.
         method, path = scope["method"], scope["path"].rstrip("/") or "/"
         scope = {**scope, "method": "GET" if method == "HEAD" else method, "path": path}
@@ -162,9 +172,11 @@ class Guard:
             problem = f"{host[:80]!r} is not an allowed host of this server"
             message = f"{problem}: start the server with --allow-host and this name"
             raise Refused(403, message, code="host_not_allowed")
-        origin = values.get(b"origin")
-        if origin is not None and not same_origin(origin.decode("latin-1"), host):
-            message = "the request comes from a page of another server: open this server's own page"
+        origin = values.get(b"origin", b"").decode("latin-1")
+        allowed = same_origin(origin, host) or origin in self._settings.origins
+        if b"origin" in values and not allowed:
+            problem = f"the request comes from a page of another server, {origin[:80]!r}"
+            message = f"{problem}: start the server with --allow-origin and this origin"
             raise Refused(403, message, code="origin_not_allowed")
         if self._settings.keys is not None and path not in _KEYLESS:
             self._check_key(values.get(b"authorization", b""), self._settings.keys)

@@ -14,6 +14,9 @@ class Settings:
         port: the port; 0 for any free port.
         allowed_hosts: patterns of the names that the Host header may have, in addition to the names
             of this machine; see `qkv.serve.guard.host_pattern`.
+        origins: the origins of other sites whose pages may send requests, such as
+            "https://example.org".
+        name: the model's name in answers; None for the name of the model itself.
         keys: the keys, one of which requests send as `Authorization: Bearer ...`; None for no key.
         connections: the maximum number of open connections.
         head: the maximum number of bytes of a request line and its headers.
@@ -47,6 +50,8 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8080
     allowed_hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    name: str | None = None
     keys: Keys | None = None
     connections: int = 1000
     head: int = 2**16
