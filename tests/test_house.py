@@ -124,7 +124,8 @@ STEPS = {
         {""},
     ],
     "serve": [
-        {"settings", "refusals"},
+        {"key_file", "refusals"},
+        {"settings", "memory"},
         {"waiting", "guard", "bodies", "protocol"},
         {"streams", "batches"},
         {"work"},

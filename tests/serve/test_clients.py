@@ -20,7 +20,7 @@ from models.decoders import writer
 from models.tasks.test_chat import ASKED, PROMPT, with_template
 from qkv.serve.settings import Settings
 
-from .conftest import Served, inside, serve
+from .conftest import Served, inside, keys_in, serve
 
 HERE = Path(__file__).parent
 KEY = "a-key-of-this-test"
@@ -244,7 +244,7 @@ print(json.dumps([whole, "".join(piece or "" for piece in pieces)]))
 @pytest.mark.parametrize("name", CHATS)
 def test_other_clients_get_the_same_answers(name: str, tmp_path: Path) -> None:
     model = with_template(writer(tmp_path / "decoder", PROMPT, "sat on the mat"))
-    with inside(model, Settings(key=KEY)) as server:
+    with inside(model, Settings(keys=keys_in(tmp_path, KEY))) as server:
         code = CHAT_PROGRAM.format(code=CHATS[name])
         answers = run_offline(code, tmp_path, [f"http://127.0.0.1:{server.port}", KEY, ASKED])
     assert answers == [model.chat(ASKED, max_new_tokens=9)] * 2

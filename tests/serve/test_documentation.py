@@ -20,8 +20,10 @@ from substitutions import filled
 import qkv
 from qkv.cli import main
 from qkv.serve._bodies import Body
+from qkv.serve._memory import FREE
 from qkv.serve._streams import QUANTUM
 from qkv.serve.app import create_app, routes
+from qkv.serve.guard import PIECE
 from qkv.serve.routes._chat import ChatBody
 from qkv.serve.routes._completions import CompletionsBody
 from qkv.serve.routes._embeddings import EmbeddingsBody
@@ -180,10 +182,14 @@ def test_the_limits_are_those_of_the_server() -> None:
     assert said == [
         *(settings.body // mib, settings.inputs, settings.tokens, settings.new_tokens),
         *(settings.tokens, settings.edits, settings.sources, settings.answer // mib),
+        settings.memory // mib,
         *(settings.waiting, settings.connections, settings.half_sent, settings.unread),
     ]
     unwrapped = " ".join(PAGE.split())
     assert f"a request waits at most {settings.gather * 1000:g} ms for other requests" in unwrapped
+    assert mib == PIECE
+    assert settings.waiting < settings.connections
+    assert f"without the first {FREE // 2**10} KiB of each" in unwrapped
     assert f"client_max_body_size {settings.body // mib}m;" in unwrapped
     assert f"completions together hold up to {settings.stream_tokens:,} tokens" in unwrapped
     assert f"has generated {QUANTUM} tokens with this cache" in unwrapped

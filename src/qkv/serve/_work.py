@@ -84,6 +84,7 @@ class Worker:
         self._inbox: SimpleQueue[Request | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self._preparing = 0  # the number of requests whose texts are tokenized on other threads
 
     @property
     def waiting(self) -> int:
@@ -144,7 +145,10 @@ class Worker:
             dimensions=dimensions,
             whole=whole,
         )
-        return Embedded(await self._answer_of(request), request.tokens)
+        is_text = isinstance(request.texts[0][1], str)
+        before = is_text and self._batches.may_exceed(request)
+        parts = self._batches.tokenize(request) if before else None
+        return Embedded(await self._answer_of(request, parts), request.tokens)
 
     def _encoder_for(
         self, prompt_name: str | None, task: str | None, normalize: bool | None
@@ -192,7 +196,8 @@ class Worker:
             Refused: too many requests wait (429), or the server is shutting down (503).
         """
         request = Stream(connection=connection, begin=begin, size=size)
-        self._submit(request)
+        self._admit(request)
+        self._inbox.put(request)
         try:
             while (piece := await request.read()) is not END:
                 self._inbox.put(None)  # wake the thread, because a paused stream may continue
@@ -211,17 +216,35 @@ class Worker:
             while self._thread.is_alive():  # join() would block the event loop
                 await asyncio.sleep(POLL)
 
-    async def _answer_of(self, request: Single) -> Any:
-        """Wait for the answer to a request; drop the request if the client disconnects."""
-        self._submit(request)
+    async def _answer_of(self, request: Single, steps: Iterator[None] | None = None) -> Any:
+        """Wait for the answer to a request; drop the request if the client disconnects.
+
+        If `steps` are given, they run on another thread first.
+        """
+        self._admit(request)
         try:
+            if steps is None:
+                self._inbox.put(request)
+            else:
+                await self._prepare(request, steps)
             return await request.answer
         finally:
             self._requests.discard(request)
             request.drop()
 
-    def _submit(self, request: Request) -> None:
-        """Pass a request to the thread.
+    async def _prepare(self, request: Request, steps: Iterator[None]) -> None:
+        """Run steps one by one on another thread, then pass the request to the worker's thread."""
+        self._preparing += 1
+        try:
+            while await asyncio.to_thread(next, steps, END) is not END:
+                pass
+            self._inbox.put(request)
+        finally:
+            self._preparing -= 1
+            self._inbox.put(None)  # wake the thread, which may have to end
+
+    def _admit(self, request: Request) -> None:
+        """Count a request as waiting, and start the thread.
 
         Raises:
             Refused: too many requests wait, or the server is shutting down.
@@ -233,7 +256,6 @@ class Worker:
             raise Refused(429, message, headers={"Retry-After": "1"})
         self.start()
         self._requests.add(request)
-        self._inbox.put(request)
 
     # methods that run on the thread
 
@@ -266,8 +288,10 @@ class Worker:
         Return False if the thread must end: `stop` was called, and all requests are answered.
         """
         while True:
+            preparing = self._preparing > 0  # read before the inbox, which gets such requests
             idle = not (self._texts or self._tasks or self._streams.is_due)
-            if idle and self._stopping and self._inbox.empty() and not self._streams:
+            ends = self._stopping and not preparing and self._inbox.empty() and not self._streams
+            if idle and ends:
                 return False
             try:
                 self._accept(self._inbox.get(block=idle))

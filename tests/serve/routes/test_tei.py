@@ -20,7 +20,7 @@ from models.support import Folder, cross_encoder
 from qkv.serve.app import create_app
 from qkv.serve.settings import Settings
 
-from ..conftest import inside, wait_until
+from ..conftest import inside, keys_in, wait_until
 from ..test_keys import PROMPTS, with_prompts
 
 TEXTS = ["the cat sat.", "a dog ran", "the mat"]
@@ -201,8 +201,8 @@ def test_info_describes_the_model(client: TestClient, ranking: TestClient) -> No
     assert [*ranking.get("/info").json()["model_type"]] == ["reranker"]
 
 
-def test_health_needs_no_key_and_the_model_does(encoder: qkv.Model) -> None:
-    settings = Settings(key="k")
+def test_health_needs_no_key_and_the_model_does(encoder: qkv.Model, tmp_path: Path) -> None:
+    settings = Settings(keys=keys_in(tmp_path, "k"))
     with TestClient(create_app(encoder, settings), base_url="http://127.0.0.1") as client:
         assert client.get("/").status_code == 200
         for path, body in (("/", TEXTS), ("/embed", TEXTS), ("/tokenize", TEXTS)):
@@ -215,10 +215,10 @@ def test_health_needs_no_key_and_the_model_does(encoder: qkv.Model) -> None:
 
 
 def test_huggingface_hub_gets_the_same_vectors(
-    encoder: qkv.Model, monkeypatch: pytest.MonkeyPatch
+    encoder: qkv.Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)  # only for this server
-    with inside(encoder, Settings(key="k")) as server:
+    with inside(encoder, Settings(keys=keys_in(tmp_path, "k"))) as server:
         client = InferenceClient(base_url=f"http://127.0.0.1:{server.port}", api_key="k")
         found = client.feature_extraction(TEXTS, truncate=True, truncation_direction="right")
         np.testing.assert_allclose(found, unit(encoder.encode(TEXTS)), atol=1e-6)

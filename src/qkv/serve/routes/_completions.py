@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -21,7 +22,9 @@ from qkv.models import Model
 from qkv.models.tasks import Measured, Sampling, Spelling, Together, decode_function
 from qkv.models.tasks.generate import Row
 from qkv.serve._bodies import Body, Ids, describe_body, quote, read_json
+from qkv.serve._memory import hold
 from qkv.serve._refusals import FAILED, Refused
+from qkv.serve._streams import AHEAD
 from qkv.serve.guard import in_one_line
 from qkv.serve.settings import Settings
 
@@ -56,9 +59,10 @@ class SampledBody(Body):
     )
     top_p: float = Field(
         1.0,
-        gt=0,
+        ge=0,
         le=1,
-        description="Draw only from the likeliest tokens whose probabilities sum to this number.",
+        description="Draw only from the likeliest tokens whose probabilities sum to this number; "
+        "with 0, the likeliest token is always chosen.",
     )
     top_k: int = Field(
         0, ge=-1, description="Draw only from this many likeliest tokens; 0 or -1 for all."
@@ -68,7 +72,12 @@ class SampledBody(Body):
         [],
         description="Generation stops at any of these texts; the completion does not contain it.",
     )
-    seed: int | None = Field(None, ge=0, description="The same seed draws the same tokens again.")
+    seed: int | None = Field(
+        None,
+        ge=-(2**63),
+        lt=2**64,
+        description="The same seed draws the same tokens again.",
+    )
     stream: bool = Field(False, description="Send the text in pieces, as server-sent events.")
     stream_options: dict[str, Any] = Field(
         {},
@@ -287,7 +296,7 @@ class Completion:
                 usual=new_tokens,
                 copies=body.n,
                 stop=body.stops,
-                seed=body.seed,
+                seed=None if body.seed is None else body.seed % 2**64,
             )[1]
         except (TypeError, ValueError) as error:
             raise Refused(400, f"{body.call}: {message(error)}", param=body.source) from error
@@ -304,14 +313,14 @@ class Completion:
         if total > settings.tokens:
             problem = f"has {total} tokens, counting each text once per completion: "
             raise body.refusal(body.source, f"{problem}send at most {settings.tokens}")
-        self._check_size(total)
+        self._answer = self._check_size(total)
         self._writers = [self.writer(model, row, body) for row in self.rows]
 
-    def _check_size(self, prompts: int) -> None:
-        """Refuse a request for too many new tokens, and a request whose answer would be too large.
+    def _check_size(self, prompts: int) -> int:
+        """Return the estimated bytes of the logprobs and of the echoed prompts in the answer.
 
         Raises:
-            Refused: 400 or 413.
+            Refused: 400, if there are too many new tokens; 413, if the answer would be too large.
         """
         body, settings = self.body, self._settings
         new = sum(row.max_new_tokens for row in self.rows)
@@ -328,6 +337,14 @@ class Completion:
                 f"{settings.answer:,}: leave out logprobs or echo, or ask for fewer completions"
             )
             raise Refused(413, message, code="answer_too_large")
+        return size
+
+    @property
+    def unsent(self) -> int:
+        """The estimated bytes of the computed pieces that wait to be sent."""
+        steps = max(row.max_new_tokens for row in self.rows) + 1
+        # pieces in memory are larger than their JSON
+        return 2 * self._answer * (min(AHEAD, steps) if self.body.stream else steps) // steps
 
     def writer(self, model: Model, row: Row, body: SampledBody) -> "Writer":
         """Return the object that splits a completion into pieces."""
@@ -387,7 +404,11 @@ class Completion:
         if left:
             steps = self._model.steps(
                 [rows[number] for number in left],
-                Sampling(body.temperature, body.top_k if body.top_k > 0 else None, body.top_p),
+                Sampling(
+                    body.temperature,
+                    body.top_k if body.top_k > 0 else None,
+                    max(body.top_p, sys.float_info.min),
+                ),
                 top=body.top,
                 measure_prompts=measures,
                 together=self._together,
@@ -593,6 +614,7 @@ async def complete(request: Request, body: SampledBody, kind: type[Completion]) 
     completion = await asyncio.to_thread(
         kind, state.model, body, state.settings, state.worker.together
     )
+    hold(request, completion.unsent)
     head = {
         "id": f"{kind.prefix}-{uuid.uuid4().hex}",
         "object": kind.kinds[body.stream],

@@ -46,7 +46,7 @@ async def home(request: Request) -> HTMLResponse:
     """Return the page."""
     state = request.app.state
     address = f"{request.url.scheme}://{request.headers['host']}"
-    routes = routes_of(state.routes, state.model, address, key=state.settings.key is not None)
+    routes = routes_of(state.routes, state.model, address, key=state.settings.keys is not None)
     if getattr(state, "page", None) is None:
         state.page = await asyncio.to_thread(page_of, state.model)
     return HTMLResponse(state.page.replace("</main>", f"{routes}</main>", 1), headers=_HEADERS)
