@@ -29,7 +29,7 @@ LEVELS = [
     {"learn"},
     {"see"},  # reads the run folder that `qkv.learn` writes
     {"circuits"},  # shows its results with `see`
-    {"findings", "integrations", "measure", "qkv_marking", "scale", "serve"},
+    {"compat", "findings", "integrations", "measure", "qkv_marking", "scale", "search", "serve"},
     {"cli"},
 ]
 # These parts of `qkv` may import only the listed parts of `qkv`.
@@ -124,7 +124,8 @@ STEPS = {
         {""},
     ],
     "serve": [
-        {"settings", "refusals"},
+        {"key_file", "refusals"},
+        {"settings", "memory"},
         {"waiting", "guard", "bodies", "protocol"},
         {"streams", "batches"},
         {"work"},

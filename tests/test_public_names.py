@@ -15,8 +15,8 @@ def test_dir_lists_exactly_the_public_names_before_their_first_use() -> None:
     assert {"attention", "compare", "learn", "load", "record", "replay", "show", "walk"} <= offered
     # names that only the module itself uses are not offered
     assert not {"Any", "TYPE_CHECKING", "import_module", "_SEEING"} & offered
-    packages = {"attend", "circuits", "embed", "findings", "integrations", "layers", "learn"}
-    packages |= {"models", "scale", "see", "text"}
+    packages = {"attend", "circuits", "compat", "embed", "findings", "integrations", "layers"}
+    packages |= {"learn", "models", "scale", "search", "see", "text"}
     assert {*qkv.__all__, *packages, "__version__"} == offered
 
 

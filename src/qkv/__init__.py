@@ -72,6 +72,7 @@ __all__ = [
 _PACKAGES = (
     "attend",
     "circuits",
+    "compat",
     "embed",
     "findings",
     "integrations",
@@ -79,6 +80,7 @@ _PACKAGES = (
     "learn",
     "models",
     "scale",
+    "search",
     "see",
     "text",
 )

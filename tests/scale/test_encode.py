@@ -1,12 +1,15 @@
 """Tests of `scale.encode`: each row once, equal to `Model.encode`, and runs that can resume."""
 
+import csv
 import json
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,12 +20,12 @@ from qkv.scale.encoding import Order
 TEXTS = [f"the cat sat {n} times {'on the mat ' * (n % 7)}" for n in range(1300)]
 
 
-def held(folder: Path) -> dict[str, Any]:
+def held(folder: Path, names: Sequence[str] = ("id", "source", "row", "vector")) -> dict[str, Any]:
     """Return the columns of all parts, sorted by id."""
     tables = [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
     rows = [row for table in tables for row in table.to_pylist()]
     return {name: [row[name] for row in sorted(rows, key=lambda row: row["id"])]
-            for name in ("id", "source", "row", "vector")}  # fmt: skip
+            for name in names}  # fmt: skip
 
 
 @pytest.fixture
@@ -45,6 +48,60 @@ def test_every_row_once(files: list[str], tmp_path: Path) -> None:
     kind = pq.read_schema(next((tmp_path / "out").glob("*.parquet"))).field("vector").type
     assert str(kind).startswith("fixed_size_list<")
     assert kind.list_size == 8
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_columns_are_kept_beside_the_vectors(kind: str, tmp_path: Path) -> None:
+    """Each row keeps its own values, over several parts and after a row that is skipped."""
+    rows = [{"text": text, "id": f"n{n}", "size": n, "tag": None if n % 3 else "a"}
+            for n, text in enumerate(TEXTS)]  # fmt: skip
+    rows[5]["text"] = None
+    path, table = tmp_path / f"a.{kind}", pa.Table.from_pylist(rows)
+    if kind == "parquet":
+        pq.write_table(table, path, row_group_size=500)
+    elif kind == "csv":
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            cells = [list(row.values()) for row in rows]
+            writer.writerows([["text", "id", "size", "tag"], *cells[:5], [], *cells[6:]])
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    encode("random", str(path), tmp_path / "out", keep=["size", "id", "tag"], on_error="skip")
+    names = ["id", "source", "row", "vector", "size", "source_id", "tag"]
+    found = held(tmp_path / "out", names)
+    assert pq.read_schema(next((tmp_path / "out").glob("*.parquet"))).names == names
+    kept = [row for n, row in enumerate(rows) if n != 5]
+    assert found["row"] == [n for n in range(1300) if n != 5]
+    as_text = kind != "parquet"
+    assert found["size"] == [str(row["size"]) if as_text else row["size"] for row in kept]
+    assert found["source_id"] == [row["id"] for row in kept]
+    assert found["tag"] == [row["tag"] or ("" if kind == "csv" else None) for row in kept]
+    with pytest.raises(ValueError, match=r"columns \['size', 'id', 'tag'\], but keep is \['id'\]"):
+        encode("random", str(path), tmp_path / "out", keep=["id"], on_error="skip")
+
+
+@pytest.mark.parametrize(
+    ("keep", "said"),
+    [
+        (["sise"], "no column 'sise' to keep: choose one of the columns 'text', 'size'"),
+        (["size", "size"], "different names"),
+        (["id", "source_id"], "different names"),
+        ("size", "in a list"),
+        ([1], "in a list"),
+        ([""], "different names"),
+    ],
+)
+def test_columns_that_cannot_be_kept_are_refused(keep: Any, said: str, tmp_path: Path) -> None:
+    table = pa.table({"text": ["the cat"], "size": [1]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    (tmp_path / "a.csv").write_text("text,size\nthe cat,1\n")
+    (tmp_path / "a.jsonl").write_text('{"text": "the cat", "size": 1}\n')
+    for path in tmp_path.glob("a.*"):
+        with pytest.raises(ValueError, match=said):
+            encode("random", str(path), tmp_path / "out", keep=keep)
+    (tmp_path / "a.txt").write_text("the cat\n")
+    with pytest.raises(ValueError, match="has no columns: omit keep"):
+        encode("random", str(tmp_path / "a.txt"), tmp_path / "out", keep=["size"])
 
 
 def test_resume(files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

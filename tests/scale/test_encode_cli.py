@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -36,6 +37,22 @@ def test_many_files_on_a_cluster(files: list[str], address: str, tmp_path: Path)
     assert (code, errors) == (0, f"qkv encode: 1,200 rows, 4 parts, wrote {out}\n")
     assert json.loads(said) == {"rows": 1200, "skipped": [], "parts": 4, "output": out}
     assert json.loads((tmp_path / "out" / "_manifest.json").read_text())["whole"]
+
+
+def test_columns_are_kept(address: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,name\nthe cat,Ann\non the mat,Bob\n")
+    out = tmp_path / "out"
+    asked = ["encode", str(tmp_path / "a.csv"), "-o", str(out), "--model", "random"]
+    code, _, errors = run(*asked, "--cluster", address, "--keep", "name")
+    assert code == 0, errors
+    [part] = out.glob("*.parquet")
+    assert pq.read_table(part)["name"].to_pylist() == ["Ann", "Bob"]
+    code, _, errors = run(*asked, "--keep", "name")
+    assert code == 2
+    assert "--keep is for many files: add --cluster local" in errors
+    code, _, errors = run(*asked, "--cluster", address, "--keep", "name", "--keep", "text")
+    assert code == 2
+    assert "but --keep is ['name', 'text']: " in errors
 
 
 def test_a_dry_run_writes_nothing(files: list[str], address: str, tmp_path: Path) -> None:

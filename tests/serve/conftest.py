@@ -25,6 +25,7 @@ from qkv.serve._protocol import Connection
 from qkv.serve._work import Worker
 from qkv.serve.app import create_app
 from qkv.serve.guard import Guard
+from qkv.serve.key_file import Keys
 from qkv.serve.settings import Settings
 
 ADDRESS = re.compile(r"at (http://\S+) ")
@@ -171,3 +172,11 @@ def served() -> Iterator[Served]:
     """A server of the model that ships with qkv; all tests share the server and must not end it."""
     with serve() as server:
         yield server
+
+
+def keys_in(folder: Path, text: str) -> Keys:
+    """Write API keys to a file that only its owner may read, and return the keys."""
+    file = folder / "keys"
+    file.write_text(text)
+    file.chmod(0o600)
+    return Keys(str(file))

@@ -16,6 +16,7 @@ import pytest
 
 import qkv
 from models.small_models import CONFIGS, write_small
+from models.tasks.test_chat import TEMPLATE
 
 from .conftest import Served, serve
 
@@ -61,6 +62,12 @@ GOOD: dict[str, list[dict[str, Any]]] = {
         {"input": [[1, 2], [3]], "dimensions": None},
     ],
     "/v1/rerank": [{"query": "the cat", "documents": ["sat", "mat"], "top_n": 1}],
+    "/embed": [
+        {"inputs": ["the cat", "sat é"], "normalize": False, "truncate": True, "dimensions": 3},
+        {"inputs": [[1, 2], [3]]},
+    ],
+    "/rerank": [{"query": "the cat", "texts": ["sat", "mat"], "raw_scores": True}],
+    "/tokenize": [{"inputs": ["the cat", "sat é"], "add_special_tokens": False}],
     "/v1/trace": [
         {"input": "the cat sat", "layers": [0], "heads": [0, 1]},
         {"input": "the cat sat", "top_k": 2},
@@ -76,6 +83,16 @@ GOOD: dict[str, list[dict[str, Any]]] = {
         {"prompt": "t3 t4", "max_tokens": 2, "temperature": 0.5, "seed": 1, "top_p": 0.9},
         {"prompt": ["t3", "t4 t5"], "max_tokens": 1, "stop": ["t6"], "logprobs": 2, "n": 1},
         {"prompt": [3, 4], "max_tokens": 2, "stream": True, "echo": False},
+    ],
+    "/v1/chat/completions": [
+        {"messages": [{"role": "user", "content": "t3 t4"}], "max_tokens": 2, "seed": 1},
+        {
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "t3"}]}],
+            "max_completion_tokens": 2,
+            "logprobs": True,
+            "top_logprobs": 2,
+            "stream": True,
+        },
     ],
 }
 
@@ -268,6 +285,7 @@ def post(
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Path]]:
     """A server whose model, a small decoder, supports all routes but rerank; the model's folder."""
     folder = write_small(tmp_path_factory.mktemp("decoder"), CONFIGS["gpt2"])
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
     with serve("--model", str(folder)) as server:
         yield server, folder
 
@@ -277,8 +295,12 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, 
     [
         ("/v1/embeddings", 4000),
         ("/v1/completions", 3000),
+        ("/v1/chat/completions", 1000),
         ("/v1/trace", 2000),
         ("/v1/rerank", 1000),
+        ("/embed", 1000),
+        ("/rerank", 500),
+        ("/tokenize", 1000),
     ],
 )
 def test_each_body_is_answered(decoder: tuple[Served, Path], path: str, count: int) -> None:

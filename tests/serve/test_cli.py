@@ -1,5 +1,8 @@
 """Tests of `qkv serve`: start-up errors, the API key, web pages and shutdown."""
 
+import base64
+import hashlib
+import re
 import signal
 import socket
 import subprocess
@@ -33,7 +36,18 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["--host", "0.0.0.0", "--no-key"], "--allow-host"),
         (["--host", "::", "--no-key"], "--allow-host"),
         (["--no-key", "--api-key-file", "key"], "cannot be combined"),
-        (["--allow-host", "http://a.org"], "give a host name or an IP address"),
+        (["--allow-host", "http://a.org"], "give a host name, an IP address"),
+        (["--allow-host", "*svc"], "an ending such as *.svc"),
+        (["--allow-host", "*."], "an ending such as *.svc"),
+        (["--allow-host", "10.0.0.1/8"], "a network such as 10.0.0.0/8"),
+        (["--allow-host", "*"], "also give --api-key-file"),
+        (["--allow-origin", "a.org"], "such as https://example.org"),
+        (["--allow-origin", "*"], "such as https://example.org"),
+        (["--threads", "0"], "x>=1"),
+        (["--max-waiting", "1000"], "1<=x<=999"),
+        (["--max-tokens", "0"], "x>=1"),
+        (["--max-memory", "5"], "at least 16M"),
+        (["--max-memory", "1M"], "at least 16M"),
         (["--api-key-file", "no-such-file"], "no-such-file"),
         (["--model", "no/such/folder"], "no/such/folder"),
         (["--port", "70000"], "70000"),
@@ -50,13 +64,42 @@ def test_invalid_arguments_print_a_one_line_error(arguments: list[str], said: st
     assert said in answer.stderr
 
 
-@pytest.mark.parametrize("content", [b"", b" \n", b"two words", b"\xff\xfe", b"a\x00b"])
+@pytest.mark.parametrize(
+    "content", [b"", b" \n", b"two words", b"good\ntwo words", b"\xff\xfe", b"a\x00b"]
+)
 def test_a_file_without_a_key_is_refused(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_bytes(content)
     answer = run("--api-key-file", str(file))
     assert answer.returncode == 2
-    assert f"{file} has no key" in answer.stderr
+    assert f"{file} has " in answer.stderr
+    assert "no key" in answer.stderr
+
+
+def test_environment_variables_replace_options(serving, monkeypatch, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("open-sesame\n")
+    for name, value in {
+        "MODEL": "random",
+        "ALLOW_HOST": "*.svc 10.0.0.0/8",
+        "API_KEY_FILE": str(tmp_path / "key"),
+        "MAX_TOKENS": "5",
+        "NAME": "words",
+        "THREADS": "1",
+        "ALLOW_ORIGIN": "https://a.org",
+        "MAX_MEMORY": "16M",
+    }.items():
+        monkeypatch.setenv(f"QKV_SERVE_{name}", value)
+    server: Served = serving()
+    with server.client(headers={"Authorization": "Bearer open-sesame"}) as client:
+        for host, expected in ("a.svc", 200), ("10.1.1.1", 200), ("a.org", 403):
+            answer = client.get("/v1/models", headers={"Host": host})
+            assert answer.status_code == expected
+        assert client.get("/v1/models").json()["data"][0]["id"] == "words"
+        assert client.get("/v1/models", headers={"Origin": "https://a.org"}).status_code == 200
+        assert client.post("/v1/embeddings", json={"input": "cat"}).status_code == 200
+        long = client.post("/v1/embeddings", json={"input": [[5] * 3] * 2})
+        assert "more than 5 tokens" in long.json()["error"]["message"]
+        assert client.post("/v1/embeddings", content=b" " * (2**22 + 1)).status_code == 413
 
 
 def test_a_port_that_is_taken_is_named() -> None:
@@ -83,6 +126,28 @@ def test_the_key_from_a_file_is_required(serving, tmp_path: Path) -> None:
         assert "GET" in answer.headers["Allow"]
 
 
+def test_a_key_file_that_others_may_write_draws_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("open-sesame\n")
+    for mode, warns in (0o600, False), (0o644, False), (0o620, True), (0o602, True):
+        file.chmod(mode)
+        answer = run("--api-key-file", str(file), "--model", "no/such/folder")
+        assert ("other users may write" in answer.stderr) == warns
+        assert "no/such/folder" in answer.stderr.splitlines()[-1]
+
+
+def test_a_text_that_is_cut_leaves_no_line_in_the_log(serving) -> None:
+    long = "the cat sat on the mat " * 100
+    edit = {"op": "patch", "at": "z", "layer": 1, "from": long}
+    server: Served = serving()
+    with server.client() as client:
+        asked = {"input": long, "top_k": 1, "edits": [edit]}
+        assert client.post("/v1/trace", json=asked).status_code == 200
+        assert client.post("/v1/embeddings", json={"input": long}).status_code == 200
+        assert server.end() == 0
+        assert server.process.stderr.read() == ""
+
+
 def test_the_page_and_the_docs_load_nothing_from_other_hosts(served) -> None:
     with served.client() as client:
         page = client.get("/")
@@ -103,6 +168,11 @@ def test_the_page_and_the_docs_load_nothing_from_other_hosts(served) -> None:
         for path in ("swagger-ui-bundle.js", "swagger-ui.css"):
             assert path in docs
             assert client.get(f"/static-offline-docs/{path}").status_code == 200
+        policy = client.get("/docs").headers["Content-Security-Policy"]
+        [script] = re.findall(r"<script>(.*?)</script>", docs, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert "default-src 'none'" in policy
+        assert f"script-src 'self' 'sha256-{digest}'" in policy
         assert client.get("/static-offline-docs/../app.py").status_code in (403, 404)
 
 

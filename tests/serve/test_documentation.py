@@ -19,11 +19,16 @@ from substitutions import filled
 
 import qkv
 from qkv.cli import main
+from qkv.serve._bodies import Body
+from qkv.serve._memory import FREE
 from qkv.serve._streams import QUANTUM
 from qkv.serve.app import create_app, routes
+from qkv.serve.guard import PIECE
+from qkv.serve.routes._chat import ChatBody
 from qkv.serve.routes._completions import CompletionsBody
 from qkv.serve.routes._embeddings import EmbeddingsBody
 from qkv.serve.routes._rerank import RerankBody
+from qkv.serve.routes._tei import EmbedBody, TextsBody, TokenizeBody
 from qkv.serve.routes._trace_route import TraceBody
 from qkv.serve.settings import Settings
 
@@ -42,7 +47,7 @@ ENVIRONMENT = os.environ | {
     "ANONYMIZED_TELEMETRY": "False",
     "LANGSMITH_TRACING": "false",
     "DO_NOT_TRACK": "1",
-    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_OFFLINE": "0",  # offline.py refuses all other machines; "1" would refuse this one too
 }
 
 
@@ -135,11 +140,14 @@ def test_the_tables_of_routes_and_keys_are_those_of_the_server() -> None:
         for method in route.methods or ()
     ]
     assert re.findall(r"^\| `(?:GET|POST) .*$", PAGE, re.M) == shown
+    own = (EmbeddingsBody, CompletionsBody, ChatBody, RerankBody, TraceBody)
+    bodies: dict[str, type[Body]] = {f"/v1/{body.call}": body for body in own}
+    bodies |= {"/embed": EmbedBody, "/rerank": TextsBody, "/tokenize": TokenizeBody}
     expected = [
-        f"| `/v1/{body.call}` | {named(body.model_fields)} | {named(body.refusals)} |"
-        for body in (EmbeddingsBody, CompletionsBody, RerankBody, TraceBody)
+        f"| `{path}` | {named(body.model_fields)} | {named(body.refusals)} |"
+        for path, body in bodies.items()
     ]
-    assert re.findall(r"^\| `/v1/.*$", PAGE, re.M) == expected
+    assert re.findall(r"^\| `/.*\| `model`.*$", PAGE, re.M) == expected
 
 
 @pytest.mark.parametrize("name", ["random", "books-decoder"])
@@ -161,6 +169,7 @@ def test_the_page_lists_every_route_and_says_which_the_model_refuses(name: str) 
             refuses = f"{route.summary}. {name} " in page
             assert status == (400 if refuses else 200), place
     assert f"{name} does not rank documents: the route refuses it." in page
+    assert f"{name} has no chat template: the route refuses it." in page
     writes = f"{name} does not predict the next token: the route refuses it." not in page
     assert writes == (name == "books-decoder")
 
@@ -173,10 +182,14 @@ def test_the_limits_are_those_of_the_server() -> None:
     assert said == [
         *(settings.body // mib, settings.inputs, settings.tokens, settings.new_tokens),
         *(settings.tokens, settings.edits, settings.sources, settings.answer // mib),
+        settings.memory // mib,
         *(settings.waiting, settings.connections, settings.half_sent, settings.unread),
     ]
     unwrapped = " ".join(PAGE.split())
     assert f"a request waits at most {settings.gather * 1000:g} ms for other requests" in unwrapped
+    assert mib == PIECE
+    assert settings.waiting < settings.connections
+    assert f"without the first {FREE // 2**10} KiB of each" in unwrapped
     assert f"client_max_body_size {settings.body // mib}m;" in unwrapped
     assert f"completions together hold up to {settings.stream_tokens:,} tokens" in unwrapped
     assert f"has generated {QUANTUM} tokens with this cache" in unwrapped

@@ -1,13 +1,18 @@
 """Tests of the requests that the guard lets through: hosts, origins, keys and sizes."""
 
 import socket
+from pathlib import Path
 
 import httpx
 import pytest
 
 import qkv
+from qkv.serve._memory import FREE
 from qkv.serve.app import create_app
+from qkv.serve.guard import Guard, Metrics
 from qkv.serve.settings import Settings
+
+from .conftest import keys_in
 
 
 async def ask(method: str, path: str, settings: Settings, **request: object) -> httpx.Response:
@@ -53,6 +58,26 @@ def test_a_host_that_was_allowed_is_known() -> None:
 
 
 @pytest.mark.parametrize(
+    ("pattern", "allowed", "refused"),
+    [
+        (
+            "*.svc",
+            ["qkv.ns.svc", "QKV.ns.svc:8080", "a.svc."],
+            ["svc", "xsvc", "a.svc.org", "*.svc"],
+        ),
+        ("10.0.0.0/8", ["10.1.2.3", "10.255.0.1:8080"], ["11.0.0.1", "10.0.0.1.org", "[::a]"]),
+        ("fd00::/8", ["[fd12::1]", "[fd12::1]:80"], ["[fe80::1]", "10.0.0.1"]),
+        ("*", ["a.org", "10.0.0.1"], ["", "a b", "a@b"]),
+    ],
+)
+def test_patterns_of_hosts(pattern: str, allowed: list[str], refused: list[str]) -> None:
+    guard = Guard(None, Settings(allowed_hosts=(pattern,)), Metrics())  # type: ignore[arg-type]
+    assert [host for host in allowed if not guard.knows(host)] == []
+    assert [host for host in refused if guard.knows(host)] == []
+    assert guard.knows("localhost")
+
+
+@pytest.mark.parametrize(
     ("origin", "expected"),
     [
         ("http://localhost:80", 403),
@@ -67,9 +92,65 @@ def test_origins_other_than_the_host_are_refused(origin: str, expected: int) -> 
     assert status("/v1/models", Host="localhost", Origin=origin) == expected
 
 
+def test_pages_of_an_allowed_origin_may_send_requests(tmp_path: Path) -> None:
+    import asyncio
+
+    settings = Settings(origins=("https://a.org",), keys=keys_in(tmp_path, "right"))
+
+    def asked(method: str, origin: str, **headers: str) -> httpx.Response:
+        headers = {"Origin": origin, **headers}
+        return asyncio.run(ask(method, "/v1/models", settings, headers=headers))
+
+    sends = {"Access-Control-Request-Method": "POST"}
+    sends["Access-Control-Request-Headers"] = "authorization, content-type"
+    allowed = asked("OPTIONS", "https://a.org", **sends)
+    assert allowed.status_code == 200  # a browser sends no key with this request
+    assert allowed.headers["Access-Control-Allow-Origin"] == "https://a.org"
+    assert "authorization" in allowed.headers["Access-Control-Allow-Headers"]
+    assert asked("OPTIONS", "https://b.org", **sends).status_code == 400
+    answer = asked("GET", "https://a.org", Authorization="Bearer right")
+    assert answer.status_code == 200
+    assert answer.headers["Access-Control-Allow-Origin"] == "https://a.org"
+    answer = asked("GET", "https://a.org")
+    assert answer.status_code == 401
+    assert answer.headers["Access-Control-Allow-Origin"] == "https://a.org"  # the page reads it
+    assert asked("GET", "https://b.org", Authorization="Bearer right").status_code == 403
+
+
+def test_each_key_is_valid_and_the_file_is_read_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def valid(*keys: str) -> list[bool]:
+        statuses = [status("/v1/models", settings, Authorization=f"Bearer {key}") for key in keys]
+        assert {*statuses} <= {200, 401}
+        return [found == 200 for found in statuses]
+
+    settings = Settings(keys=keys_in(tmp_path, "first\n\n second \r\n"))
+    assert valid("first", "second", "third", "first second", "") == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    keys_in(tmp_path, "second\nthird\n")
+    assert valid("first", "second", "third") == [False, True, True]
+    file = tmp_path / "keys"
+    for spoil in (lambda: file.write_text("two words\n"), file.unlink):
+        caplog.clear()
+        spoil()
+        assert valid("first", "second", "third") == [False, True, True]
+        [record] = caplog.records  # not one for each request
+        assert "the earlier keys remain valid" in record.getMessage()
+    other = tmp_path / "other"  # as Kubernetes does: a link to a new file
+    other.write_text("fourth")
+    file.symlink_to(other)
+    assert valid("second", "fourth") == [False, True]
+
+
 @pytest.mark.parametrize("given", ["", "Bearer", "Bearer ", "Bearer wrong", "Basic right", "right"])
-def test_a_key_is_required(given: str) -> None:
-    settings = Settings(key="right")
+def test_a_key_is_required(given: str, tmp_path: Path) -> None:
+    settings = Settings(keys=keys_in(tmp_path, "right\n"))
     headers = {"Authorization": given} if given else {}
     assert status("/v1/models", settings, **headers) == 401
     assert status("/metrics", settings, **headers) == 401
@@ -104,17 +185,45 @@ def test_two_host_headers_are_refused(served) -> None:
         assert connection.recv(4096).startswith(b"HTTP/1.1 400")
 
 
+@pytest.mark.parametrize("path", ["/", "/v1/models", "/v1/models/", "/healthz", "/metrics/"])
+def test_head_and_a_trailing_slash_are_answered(served, path: str) -> None:
+    with served.client(follow_redirects=False) as client:
+        got, head = client.get(path), client.head(path)
+        assert got.status_code == head.status_code == 200
+        assert head.content == b""
+        assert got.headers["content-type"] == head.headers["content-type"]
+        assert got.content
+        assert client.post("/v1/embeddings/", json={"input": "cat"}).status_code == 200
+        assert client.head("/v1/embeddings").status_code == 405
+
+
+def test_a_trailing_slash_does_not_bypass_the_key(tmp_path: Path) -> None:
+    assert status("/v1/models/", Settings(keys=keys_in(tmp_path, "right"))) == 401
+    assert status("/static-offline-docs/") == 404
+
+
+def test_a_compressed_body_is_refused() -> None:
+    import asyncio
+
+    for encoding, expected in ("gzip", 415), ("identity", 200), ("br, gzip", 415):
+        headers, content = {"Content-Encoding": encoding}, b'{"input": "cat"}'
+        asked = ask("POST", "/v1/embeddings", Settings(), content=content, headers=headers)
+        answer = asyncio.run(asked)
+        assert answer.status_code == expected
+        assert expected == 200 or f"Content-Encoding '{encoding}'" in answer.text
+
+
 def test_all_bodies_together_are_bounded() -> None:
     import asyncio
 
-    settings = Settings(bodies=200)
+    settings = Settings(memory=FREE + 200)
     app = create_app(qkv.load("random"), settings)
 
     async def main() -> list[int]:
         asked, more = asyncio.Event(), asyncio.Event()
 
         async def slowly():
-            yield b'{"input": "cat"' + b" " * 100
+            yield b'{"input": "cat"' + b" " * (2 * FREE)
             asked.set()
             await more.wait()
             yield b"}"
@@ -124,10 +233,16 @@ def test_all_bodies_together_are_bounded() -> None:
         ) as client:
             held = asyncio.create_task(client.post("/v1/embeddings", content=slowly()))
             await asked.wait()  # the server asks for the second part of the body
-            body = b'{"input": "cat"}' + b" " * 100
+            body = b'{"input": "cat"}' + b" " * (2 * FREE)
             refused = await client.post("/v1/embeddings", content=body)
+            small = await client.post("/v1/embeddings", json={"input": "cat"})
             more.set()
-            answers = [refused, await held, await client.post("/v1/embeddings", content=body)]
+            answers = [
+                refused,
+                small,
+                await held,
+                await client.post("/v1/embeddings", content=body),
+            ]
             return [answer.status_code for answer in answers]
 
-    assert asyncio.run(main()) == [503, 200, 200]
+    assert asyncio.run(main()) == [503, 200, 200, 200]

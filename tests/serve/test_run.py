@@ -173,7 +173,9 @@ def test_a_connection_above_the_limit_gets_status_503() -> None:
             for _ in range(30):
                 stack.enter_context(closing(connect(server)))
             with closing(connect(server)) as one_more:
-                (found,) = answers(rest(one_more))
+                text = rest(one_more)
+                assert b"retry-after: 1\r\n" in text.lower()
+                (found,) = answers(text)
                 assert found[0] == 503
                 assert "too many connections" in found[1]["error"]["message"]
         is_well(server, seconds=30)
@@ -210,12 +212,26 @@ def test_a_body_that_is_too_large_gets_status_413(small: Served, size: int, more
         + b"x" * 300_000,
     ],
 )
-def test_a_head_that_is_too_large_is_refused(small: Served, head: bytes) -> None:
+def test_a_huge_head_is_refused(small: Served, head: bytes) -> None:
     with closing(connect(small)) as connection:
         with suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(head)
         found = rest(connection)
     assert found == b"" or answers(found)[-1][0] in (405, 431)
+    is_well(small)
+
+
+@pytest.mark.parametrize("more", ["", "Connection: Upgrade\r\nUpgrade: h2c\r\n"])
+def test_a_head_above_the_limit_is_refused_even_if_it_arrives_at_once(
+    small: Served, more: str
+) -> None:
+    for size, expected in (3800, 200), (4100, 431):
+        with closing(connect(small)) as connection:
+            connection.sendall(request(more=f"X-Long: {'x' * size}\r\n{more}"))
+            connection.shutdown(socket.SHUT_WR)
+            ((status, body),) = answers(rest(connection))
+        assert status == expected
+        assert status == 200 or body["error"]["code"] == "head_too_large"
     is_well(small)
 
 

@@ -14,6 +14,7 @@ from schemathesis.specs.openapi.checks import response_schema_conformance, statu
 
 from models.small_models import CONFIGS, write_small
 from models.support import cross_encoder
+from models.tasks.test_chat import TEMPLATE
 
 from .conftest import serve
 
@@ -22,16 +23,20 @@ CHECKS = [not_a_server_error, status_code_conformance, response_schema_conforman
 EXAMPLES = 60
 SEED = int(os.environ.get("QKV_ATTACK") or 13)
 ROUTES = [
-    *("POST /v1/embeddings", "POST /v1/completions", "POST /v1/rerank", "POST /v1/trace"),
+    *("POST /v1/embeddings", "POST /v1/completions", "POST /v1/chat/completions"),
+    *("POST /v1/rerank", "POST /v1/trace"),
     *("GET /", "GET /v1/models", "GET /v1/models/{name}"),
     *("GET /healthz", "GET /readyz", "GET /metrics"),
+    *("POST /embed", "POST /rerank", "POST /tokenize", "POST /", "GET /info", "GET /health"),
 ]
 
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BaseSchema]:
     """The schema of a server whose model, a small decoder, supports all routes except rerank."""
-    with serve("--model", write_small(tmp_path_factory.mktemp("decoder"), CONFIGS["gpt2"])) as it:
+    folder = write_small(tmp_path_factory.mktemp("decoder"), CONFIGS["gpt2"])
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    with serve("--model", folder) as it:
         yield schemathesis.openapi.from_url(f"{it.url}/openapi.json")
 
 
@@ -53,7 +58,8 @@ def test_a_route_conforms_to_its_schema(api: BaseSchema, route: str) -> None:
 
 
 def test_a_ranking_conforms_to_its_schema(ranking: BaseSchema) -> None:
-    assert 200 in answers(ranking, "POST /v1/rerank")
+    for route in ("POST /v1/rerank", "POST /rerank"):
+        assert 200 in answers(ranking, route)
 
 
 def answers(api: BaseSchema, route: str) -> set[int]:

@@ -302,6 +302,62 @@ def test_texts_of_more_tokens_than_was_thought_come_next(computed):
     assert computed[:3] == [texts[:2], texts[2:], ["z"] * 4]
 
 
+def test_a_request_with_too_many_tokens_is_refused_before_it_is_computed(computed):
+    async def main():
+        async with working(tokens=100, batch_tokens=8) as worker:
+            async with held(worker):  # the thread cannot compute, and the request is refused
+                refused = worker.embed(["a b"] * 51, connection=0)
+                with pytest.raises(Refused, match="more than 100 tokens"):
+                    await asyncio.wait_for(refused, SECONDS / 2)
+                with pytest.raises(Refused, match="input 70 "):
+                    await worker.embed(["a"] * 70 + [" "] + ["b"] * 9, connection=0)
+            found = await worker.embed(["a b c d e"] * 20, connection=0)
+            assert found.tokens == [5] * 20
+
+    run(main())
+    assert sum(map(len, computed)) == 20
+
+
+def test_a_request_of_one_text_waits_for_at_most_one_batch(computed):
+    """Ten clients with a hundred texts each do not delay an eleventh client with one text."""
+
+    async def main():
+        async with working(batch_tokens=20) as worker:
+            async with held(worker):
+                queued = [begin(worker, ["a"] * 100, client) for client in range(10)]
+                await settled()
+                one = begin(worker, ["b"], "one")
+                await settled()
+            await one
+            await asyncio.gather(*queued)
+
+    run(main())
+    assert "b" in computed[0] + computed[1]
+
+
+def test_a_request_that_is_tokenized_during_the_shutdown_is_answered(monkeypatch):
+    cut, begun, go_on = Encoder.ids, threading.Event(), threading.Event()
+
+    def slowly(self, texts, **options):
+        begun.set()
+        assert go_on.wait(SECONDS)
+        return cut(self, texts, **options)
+
+    async def main():
+        async with working(tokens=100) as worker:
+            await worker.embed(["a"], connection=0)
+            monkeypatch.setattr(Encoder, "ids", slowly)
+            task = begin(worker, ["a a"] * 40, 0)
+            await asyncio.to_thread(begun.wait)
+            stopping = asyncio.create_task(worker.stop())
+            await asyncio.sleep(0.05)
+            go_on.set()
+            assert (await task).tokens == [2] * 40
+            await stopping
+
+    run(main())
+
+
 def test_calls_have_their_turn_between_batches(computed):
     async def main():
         async with working(batch_tokens=2) as worker:

@@ -30,6 +30,8 @@ _OPTIONS = {
     "resume=False": "--no-resume",
     "encode: ": "",
     "column is ": "--column is ",
+    "keep is ": "--keep is ",
+    "omit keep": "omit --keep",
     "give another column": "give another --column",
     "choose one of the columns": "give --column one of the columns",
 }
@@ -56,6 +58,12 @@ _STREAMS = ("/dev/", "/proc/")  # the folders of standard input and of process s
     "--column",
     metavar="NAME",
     help="The column of a .jsonl, .csv or .parquet file that contains the texts. Default: text.",
+)
+@click.option(
+    "--keep",
+    metavar="COLUMN",
+    multiple=True,
+    help="With --cluster: a column of FILE that the parts also contain; may be given repeatedly.",
 )
 @click.option(
     "--on-error",
@@ -137,6 +145,7 @@ def _on_cluster(
     how = {
         "column": "text" if options["column"] is None else options["column"],
         "on_error": options["on_error"] or "raise",
+        "keep": options["keep"],
     }
     with connect(cluster, "encode") as client:
         if options["dry_run"]:

@@ -1,13 +1,27 @@
 """`qkv serve`, which serves a model over HTTP."""
 
+import re
+
 import click
 
 from qkv.cli._options import cache_dtype_option, dtype_option, encoder_option
 from qkv.cli._output import say
-from qkv.files import ordinary
+from qkv.serve.settings import Settings
+
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+_LEAST = 2**24  # The minimum of --max-memory in bytes.
 
 
-@click.command()
+def _bytes_in(context: click.Context, parameter: click.Parameter, size: str) -> int:
+    """Parse a size such as 512M, 512MB or 0.5GiB; K, M and G are powers of 1,024."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([KMG])(?:i?B)?", size.strip(), re.IGNORECASE)
+    count = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
+    if count < _LEAST:
+        raise click.BadParameter(f"{size!r}: give a size of at least 16M, such as 512M or 2G")
+    return count
+
+
+@click.command(context_settings={"auto_envvar_prefix": "QKV_SERVE"})
 @encoder_option
 @dtype_option
 @cache_dtype_option
@@ -21,73 +35,128 @@ from qkv.files import ordinary
 )
 @click.option(
     "--allow-host",
-    "hosts",
     multiple=True,
-    metavar="NAME",
-    help="A host name that clients use for this server; may be given repeatedly.",
+    metavar="PATTERN",
+    help="A host name that clients use for this server, an ending such as *.svc, a network such as "
+    "10.0.0.0/8, or * with a key; may be given repeatedly.",
 )
-@click.option("--api-key-file", "key_file", metavar="F", help="A file with the API key.")
+@click.option(
+    "--allow-origin",
+    multiple=True,
+    metavar="ORIGIN",
+    help="A site whose pages may send requests, such as https://example.org; may be given "
+    "repeatedly.",
+)
+@click.option("--name", help="The model's name in answers. Default: the name of the model itself.")
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    help="The number of threads that compute. Default: QKV_NUM_THREADS, else all cores.",
+)
+@click.option(
+    "--api-key-file",
+    metavar="F",
+    help="A file with an API key on each line, read again when it changes.",
+)
 @click.option("--no-key", is_flag=True, help="Answer requests that have no API key.")
+@click.option(
+    "--max-waiting",
+    default=Settings.waiting,
+    show_default=True,
+    type=click.IntRange(1, Settings.connections - 1),
+    help="Refuse requests with 429 while this many requests wait.",
+)
+@click.option(
+    "--max-tokens",
+    default=Settings.tokens,
+    show_default=True,
+    type=click.IntRange(1),
+    help="The maximum number of tokens of a request.",
+)
+@click.option(
+    "--max-memory",
+    default=f"{Settings.memory // 2**20}M",
+    show_default=True,
+    metavar="SIZE",
+    callback=_bytes_in,
+    help="The memory of all bodies and of all answers that wait to be sent, such as 512M or 2G.",
+)
 def serve(
     model: str | None,
     dtype: str | None,
     cache_dtype: str | None,
     host: str,
     port: int,
-    hosts: tuple[str, ...],
-    key_file: str | None,
+    allow_host: tuple[str, ...],
+    allow_origin: tuple[str, ...],
+    name: str | None,
+    threads: int | None,
+    api_key_file: str | None,
     no_key: bool,
+    max_waiting: int,
+    max_tokens: int,
+    max_memory: int,
 ) -> None:
     """Serve a model over HTTP, with OpenAI's routes for embeddings and completions.
 
     Without --host, only this machine can reach the server. With --host, you must also give
     --allow-host, and --api-key-file or --no-key. GET / shows the routes; Ctrl-C ends the server.
+
+    An environment variable can replace each option: QKV_SERVE_PORT replaces --port. Spaces separate
+    the patterns in QKV_SERVE_ALLOW_HOST.
     """
     from qkv.extras import need
 
     need("fastapi", "serve")
     from qkv.models import load
+    from qkv.ops.kernel import set_num_threads
     from qkv.serve.app import run
-    from qkv.serve.guard import host_name, is_loopback
-    from qkv.serve.settings import Settings
+    from qkv.serve.guard import ANY, host_pattern, is_loopback
+    from qkv.serve.key_file import Keys
 
-    if no_key and key_file is not None:
+    if no_key and api_key_file is not None:
         raise click.UsageError("--no-key and --api-key-file cannot be combined: choose one")
     if not is_loopback(host):
-        if key_file is None and not no_key:
+        if api_key_file is None and not no_key:
             raise click.UsageError(
                 f"other machines can reach --host {host}: give --api-key-file, or --no-key"
             )
-        if not hosts:
+        if not allow_host:
             raise click.UsageError(
                 f"other machines can reach --host {host}: give --allow-host with the host name "
                 "of their URLs"
             )
-    for name in hosts:
+    for pattern in allow_host:
         try:
-            host_name(name)
+            host_pattern(pattern)
         except ValueError:
             raise click.UsageError(
-                f"--allow-host {name!r}: give a host name or an IP address (IPv6 in [brackets])"
+                f"--allow-host {pattern!r}: give a host name, an IP address (IPv6 in [brackets]), "
+                "an ending such as *.svc, or a network such as 10.0.0.0/8"
             ) from None
-    key = None if key_file is None else read_key(key_file)
+    if ANY in allow_host and api_key_file is None:
+        raise click.UsageError(
+            "--allow-host '*' lets pages of every site ask the server: also give --api-key-file"
+        )
+    for origin in allow_origin:
+        if not re.fullmatch(r"https?://[^/?#\s*]+", origin):
+            raise click.UsageError(
+                f"--allow-origin {origin!r}: give a scheme and a host, such as https://example.org"
+            )
+    if threads is not None:
+        set_num_threads(threads)
+    settings = Settings(
+        host=host,
+        port=port,
+        allowed_hosts=allow_host,
+        origins=allow_origin,
+        name=name,
+        keys=None if api_key_file is None else Keys(api_key_file),
+        waiting=max_waiting,
+        tokens=max_tokens,
+        memory=max_memory,
+        body=min(Settings.body, max_memory // 4),
+        answer=min(Settings.answer, max_memory // 4),
+    )
     used = load(model, dtype=dtype, cache_dtype=cache_dtype)
-    settings = Settings(host=host, port=port, allowed_hosts=hosts, key=key)
-    run(used, settings, lambda address: say(f"{used.name} at {address} (Ctrl-C ends it)"))
-
-
-def read_key(path: str) -> str:
-    """Read a key from a file, and remove spaces around the key.
-
-    Raises:
-        ValueError: the file does not contain exactly one word of ASCII characters.
-        OSError: the file cannot be read.
-    """
-    text = ordinary(path).read_bytes()
-    try:
-        key = text.decode("ascii").strip()
-    except UnicodeDecodeError:
-        key = ""
-    if not key.isprintable() or not key or " " in key:
-        raise ValueError(f"{path} has no key: write one word of ASCII letters and digits into it")
-    return key
+    run(used, settings, lambda address: say(f"{name or used.name} at {address} (Ctrl-C ends it)"))

@@ -5,8 +5,9 @@ import json
 import os
 import time
 import uuid
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any, cast
@@ -21,7 +22,16 @@ from qkv.models.run.truncation import MAX_CHARS, Cut, counting
 from qkv.models.sentence.encode import EmptyText
 from qkv.scale._counting import BLOCK, MARK_ROWS, bad_row, counts_of, cut
 from qkv.scale._manifest import MANIFEST, Folder, writing
-from qkv.scale.sources import Bad, RowRange, TextFile, digest_of, find_column, find_sources, rows_of
+from qkv.scale.sources import (
+    Bad,
+    RowRange,
+    TextFile,
+    digest_of,
+    find_column,
+    find_sources,
+    kept_of,
+    rows_of,
+)
 from qkv.scale.workers import Named, all_of, compute, current_client, load_once, resolve, workers_of
 
 MOST_ROWS, MOST_BYTES = 8192, 2**24  # A part has at most this many rows, and this many bytes.
@@ -30,6 +40,7 @@ SAMPLE = 64  # The number of rows per part that `estimate` encodes.
 _SAVE = 1.0  # Seconds between two updates of the manifest.
 _WINDOW = 2048  # The number of rows in one call of `Model.encode`.
 CALL = "encode"
+COLUMNS = ("id", "source", "row", "vector")  # The columns of each part.
 Entry = dict[str, Any]  # The manifest, or the manifest's entry for one part.
 WAY = 'correct it, or skip bad rows with on_error="skip"'
 
@@ -84,6 +95,7 @@ class _Plan:
                 {"path": source.path, "rows": count, "checksum": digest}
                 for source, count, digest in files
             ],
+            **({"keep": list(self.sources[0].keep)} if self.sources[0].keep else {}),
         }
 
     @cached_property
@@ -103,6 +115,7 @@ def encode(
     *,
     client: Any = None,
     column: str = "text",
+    keep: Sequence[str] = (),
     resume: bool = True,
     on_error: str = "raise",
 ) -> Encoded:
@@ -131,6 +144,10 @@ def encode(
         client: the cluster's client. The default is the current client. If there is no client, this
             process encodes the rows.
         column: the name of the column with the texts; not used for .txt.
+        keep: the names of other columns of the sources, which the parts also contain. A column of a
+            .parquet file keeps its type. A column of another file becomes strings: a value of
+            .jsonl that is not a string is written as JSON. The columns id, source, row and vector
+            are renamed to source_id, source_source, source_row and source_vector.
         resume: False to start again, even if the folder already has vectors.
         on_error: "raise" to stop at a bad row, or "skip" to omit the row and its id. A row is bad
             if it is not valid UTF-8, JSON or CSV, if its column is missing or not a string, or if
@@ -158,7 +175,7 @@ def encode(
     client, folder, run = current_client(client), Folder(os.fspath(destination)), uuid.uuid4().hex
     if folder.is_local:
         folder = Folder(os.path.abspath(os.path.expanduser(folder.path)))
-    which, files = resolve(model, CALL), find_sources(sources, column, CALL)
+    which, files = resolve(model, CALL), _find_files(sources, column, keep)
     _check_model(load_once(which, CALL))
     old = folder.manifest(CALL) if resume else None
     plan = _make_plan(which, files, client, on_error == "raise", old)
@@ -181,12 +198,18 @@ def encode(
 
 
 def estimate(
-    model: Any, sources: Any, *, client: Any = None, column: str = "text", on_error: str = "raise"
+    model: Any,
+    sources: Any,
+    *,
+    client: Any = None,
+    column: str = "text",
+    keep: Sequence[str] = (),
+    on_error: str = "raise",
 ) -> Estimate:
     """Count the rows and parts that `encode` would write; estimate the duration from a sample."""
     client, which = current_client(client), resolve(model, CALL)
     _check_model(load_once(which, CALL))
-    files = find_sources(sources, column, CALL)
+    files = _find_files(sources, column, keep)
     plan = _make_plan(which, files, client, on_error == "raise", None)
     crew = workers_of(client)
     step = max(1, len(plan.parts) // (2 * crew))
@@ -195,6 +218,19 @@ def estimate(
     rows = sum(part.rows for part in plan.parts)
     hours = rows * seconds / count / crew / 3600 if count else 0.0
     return Estimate(rows, len(plan.parts), hours)
+
+
+def _find_files(sources: Any, column: str, keep: Sequence[str]) -> list[TextFile]:
+    """Find the sources, and check the names of the columns to keep."""
+    is_list = isinstance(keep, list | tuple) and all(isinstance(name, str) for name in keep)
+    if not is_list or "" in keep or len({*map(_name_of_kept, keep)}) < len(keep):
+        raise ValueError(f"{CALL}: keep is {keep!r:.80}: give different names of columns in a list")
+    return [replace(file, keep=tuple(keep)) for file in find_sources(sources, column, CALL)]
+
+
+def _name_of_kept(column: str) -> str:
+    """Return the name of a source's column in a part, which has columns of its own."""
+    return f"source_{column}" if column in COLUMNS else column
 
 
 def _time_sample(model: Model, part: RowRange) -> tuple[int, float]:
@@ -245,6 +281,8 @@ def _compare(plan: _Plan, old: Entry, folder: Folder) -> None:
         raise ValueError(
             f"{here} of column {old['column']!r}, but column is {new['column']!r}: {way}"
         )
+    if (kept := old.get("keep", [])) != (keep := new.get("keep", [])):
+        raise ValueError(f"{here} with the columns {kept!r:.80}, but keep is {keep!r:.80}: {way}")
     before, after = ([file["path"] for file in about["sources"]] for about in (old, new))
     if before != after:
         pairs = zip(before, after, strict=False)
@@ -388,6 +426,7 @@ def _parquet(part: RowRange, rows: list[int], vectors: Any) -> bytes:
             "source": arrow.array([part.source.path] * len(row), arrow.string()),
             "row": arrow.array(row),
             "vector": arrow.FixedSizeListArray.from_arrays(flat, vectors.shape[1]),
+            **dict(zip(map(_name_of_kept, part.source.keep), kept_of(part, rows), strict=True)),
         }
     )
     out = arrow.BufferOutputStream()

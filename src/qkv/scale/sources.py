@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import IO, Any
@@ -16,6 +16,7 @@ from qkv.text.lines import each_line, read_lines
 
 KINDS = (".txt", ".jsonl", ".csv", ".parquet")
 PACKED = (".gz", ".bz2", ".xz", ".zst")
+FIRST = 1000  # A column to keep must be in one of this many first rows of a .jsonl.
 LONGEST = 2**30  # The maximum number of characters in a CSV field.
 
 
@@ -36,6 +37,8 @@ class TextFile:
         column: the name of the column with the texts; not used for .txt.
         packed: whether the file is compressed. A compressed file is read from its beginning.
         field: the index of the text column in a CSV.
+        keep: the names of other columns, which `kept_of` reads.
+        fields: the indices of the columns `keep` in a CSV.
     """
 
     path: str
@@ -43,6 +46,8 @@ class TextFile:
     column: str
     packed: bool
     field: int = 0
+    keep: tuple[str, ...] = ()
+    fields: tuple[int, ...] = ()
 
     def open(self) -> Any:
         """Open a stream of the file's bytes, decompressed."""
@@ -92,6 +97,16 @@ class TextFile:
         if self.kind == ".csv":
             return map(self._field, records(lines))
         return map(self._text, lines)
+
+    def read_kept(self, lines: Iterable[str | ValueError]) -> Iterator[list[str | None]]:
+        """Return the values of the columns `keep` for each row; None for a missing value."""
+        if self.kind == ".csv":
+            for record in records(lines):
+                cells = [] if isinstance(record, Bad) else record
+                yield [cells[field] if field < len(cells) else None for field in self.fields]
+            return
+        for row in map(_object, lines):
+            yield [_as_text(row.get(column)) for column in self.keep]
 
     def _field(self, record: list[str] | Bad) -> str | Bad:
         """Return the text of a CSV record."""
@@ -212,6 +227,9 @@ def find_column(source: TextFile, call: str) -> TextFile:
         ValueError: the column does not exist, or does not hold strings.
     """
     name = f"{call}: {source.path}"
+    if source.keep and source.kind == ".txt":
+        way = "omit keep, or give a .jsonl, .csv or .parquet file"
+        raise ValueError(f"{name} has no columns: {way}")
     if source.kind == ".parquet":
         arrow = need("pyarrow", "scale")
         schema = source.parquet().schema_arrow
@@ -223,6 +241,7 @@ def find_column(source: TextFile, call: str) -> TextFile:
                 raise ValueError(
                     f"{name}: column {source.column!r} is {kind}: give a column of strings"
                 )
+            _check_kept(source, columns, name)
             return source
     elif source.kind == ".csv":
         with source.open() as stream:
@@ -232,15 +251,32 @@ def find_column(source: TextFile, call: str) -> TextFile:
         if not record:
             return source  # an empty file
         if record.count(source.column) == 1:
-            return replace(source, field=record.index(source.column))
+            _check_kept(source, record, name)
+            fields = tuple(map(record.index, source.keep))
+            return replace(source, field=record.index(source.column), fields=fields)
         columns = record
     else:
+        if source.keep:
+            with source.open() as stream:
+                found = [*map(_object, islice(each_line(stream, None), FIRST))]
+            columns = list(dict.fromkeys(chain.from_iterable(found)))
+            if columns:  # otherwise, the file is empty or its rows are bad
+                _check_kept(source, columns, name)
         return source
     names = ", ".join(map(repr, columns))
     times = "more than one column" if source.column in columns else "no column"
     raise ValueError(
         f"{name} has {times} {source.column!r}: choose one of the columns {names:.400}"
     )
+
+
+def _check_kept(source: TextFile, columns: list[str], name: str) -> None:
+    """Raise an error unless a source has each column to keep, and has the column only once."""
+    for column in source.keep:
+        if (count := columns.count(column)) != 1:
+            times, names = "more than one" if count else "no", ", ".join(map(repr, columns))
+            way = f"choose one of the columns {names:.400}"
+            raise ValueError(f"{name} has {times} column {column!r} to keep: {way}")
 
 
 def rows_of(part: RowRange, most: int) -> Iterator[str | Bad]:
@@ -254,12 +290,63 @@ def rows_of(part: RowRange, most: int) -> Iterator[str | Bad]:
     if part.group is not None:
         yield from source.group(part.group)[part.begin : part.end]
         return
+    yield from source.rows(_lines_of(part, most if source.kind == ".txt" else None))
+
+
+def kept_of(part: RowRange, rows: Sequence[int]) -> list[Any]:
+    """Return the columns to keep as Arrow arrays, for some rows of a part.
+
+    A column of a Parquet file keeps its type. A column of another file becomes strings: a value of
+    .jsonl that is not a string is written as JSON.
+
+    Args:
+        part: the part, whose source names the columns.
+        rows: the indices of the rows in the source.
+    """
+    source, arrow = part.source, need("pyarrow", "scale")
+    indices = [row - part.row for row in rows]
+    if not source.keep:
+        return []
+    if part.group is not None:
+        table = source.parquet().read_row_group(part.group, columns=[*source.keep])
+        table = table.slice(part.begin, part.rows).take(indices)
+        return [table.column(column) for column in source.keep]
+    kept = list(source.read_kept(_lines_of(part, None)))
+    return [
+        arrow.array([kept[index][number] for index in indices], arrow.string())
+        for number in range(len(source.keep))
+    ]
+
+
+def _lines_of(part: RowRange, most: int | None) -> Iterator[str | ValueError]:
+    """Yield the lines of a part of a file that is not Parquet."""
+    source = part.source
     with source.open() as stream:
         stream.seek(part.begin)
         piece = _Piece(stream, part.end - part.begin)
-        limit = most if source.kind == ".txt" else None
         at_begin = part.begin == 0 and source.kind != ".csv"
-        yield from source.rows(each_line(piece, limit, at_begin=at_begin))
+        yield from each_line(piece, most, at_begin=at_begin)
+
+
+def _object(line: str | ValueError) -> dict[str, Any]:
+    """Return the object in a line of .jsonl, or an empty object for a bad row."""
+    try:
+        row = None if isinstance(line, ValueError) else json.loads(line)
+    except (ValueError, RecursionError):
+        row = None
+    return row if isinstance(row, dict) else {}
+
+
+def _as_text(value: Any) -> str | None:
+    r"""Return a value of JSON as a text that is valid in UTF-8.
+
+    >>> _as_text("a"), _as_text(["a", 1]), _as_text(None), _as_text("\ud800")
+    ('a', '["a", 1]', None, '?')
+    """
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text.encode(errors="replace").decode()
 
 
 def texts_of(source: TextFile, most: int) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Batches of texts, which come from many requests and are encoded together."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,12 @@ from qkv.serve._waiting import Numbered, QueuedText, Texts, TextTurns
 from qkv.serve.settings import Settings
 from qkv.text.tokenizer import check_text
 
+PART = 64  # The number of texts that are tokenized together, if this is done before they wait.
+TOKENS = 4  # The maximum number of tokens of a character, if each of its bytes is a token.
+
 _Groups = Iterable[Sequence[QueuedText]]
+# A function that is called with a request that fails and its error.
+_Fail = Callable[[Texts, BaseException], None]
 # A function that is called with a finished request and its error (None: no error).
 Tell = Callable[[Texts, BaseException | None], None]
 
@@ -41,7 +47,7 @@ class Batches:
     """
 
     def __init__(self, limit: int | None, settings: Settings, tell: Tell) -> None:
-        self._settings, self._tell = settings, tell
+        self._settings, self._tell, self._limit = settings, tell, limit
         self.waiting = TextTurns(settings.batch_tokens, limit)
         self.counts = Counts()
 
@@ -70,12 +76,36 @@ class Batches:
         self._check_tokens(tokens)
         return checked
 
+    def may_exceed(self, request: Texts) -> bool:
+        """Return whether the texts of a request may have too many tokens."""
+        most = math.inf if self._limit is None else self._limit
+        lengths = (min(TOKENS * len(text), most) for _, text in request.texts)
+        return sum(lengths) > self._settings.tokens
+
+    def tokenize(self, request: Texts) -> Iterator[None]:
+        """Tokenize the texts of a request that does not wait yet, one part for each item.
+
+        Raises:
+            Refused: 400, if a text cannot be encoded, or if the texts have too many tokens.
+        """
+
+        def fail(request: Texts, error: BaseException) -> None:
+            raise error
+
+        texts, request.texts = request.texts, Numbered()
+        while texts:
+            part = [texts.popleft() for _ in range(min(PART, len(texts)))]
+            pieces = [QueuedText(request, number, text, long=False) for number, text in part]
+            self._cut(pieces, fail)
+            request.texts.extend((piece.number, piece.text) for piece in pieces)
+            yield
+
     def take(self) -> list[QueuedText]:
         """Return the tokenized texts of the next batch."""
         taken = self.waiting.take()
         uncut = [piece for piece in taken if isinstance(piece.text, str)]
         for alike in _alike(uncut, lambda piece: (id(piece.request.encoder), piece.request.whole)):
-            self._cut(alike)
+            self._cut(alike, self._fail)
         pieces = [piece for piece in taken if not piece.request.dropped]
         free, fits = self._settings.batch_tokens, 0
         while fits < len(pieces) and (not fits or len(pieces[fits].text) <= free):
@@ -93,7 +123,8 @@ class Batches:
         """Encode texts in one batch; if the batch fails, encode each text separately."""
         encoder = pieces[0].request.encoder
         try:
-            vectors = encoder.sentence.finish(encoder.pool_texts([piece.ids for piece in pieces]))
+            pooled = encoder.pool_texts([piece.ids for piece in pieces])
+            vectors = encoder.sentence.finish(pooled, normalize=encoder.normalize_embeddings)
         except BaseException as error:
             self.counts.failures += 1
             if len(pieces) == 1:
@@ -111,18 +142,18 @@ class Batches:
             if not request.left and not request.dropped:
                 self._tell(request, None)
 
-    def _cut(self, pieces: Sequence[QueuedText]) -> None:
-        """Replace texts by their ids; if a text cannot be tokenized, its request fails."""
+    def _cut(self, pieces: Sequence[QueuedText], fail: _Fail) -> None:
+        """Replace texts by their ids; call `fail(request, error)` if a text cannot be encoded."""
         encoder, whole = pieces[0].request.encoder, pieces[0].request.whole
         try:
             rows = encoder.ids([str(piece.text) for piece in pieces], whole=whole)
         except BaseException as error:
             if len(pieces) > 1:
                 for piece in pieces:
-                    self._cut([piece])
+                    self._cut([piece], fail)
             else:
                 [piece] = pieces
-                self._fail(piece.request, _error_of(piece.number, piece.text, error))
+                fail(piece.request, _error_of(piece.number, piece.text, error))
             return
         for piece, ids in zip(pieces, rows, strict=True):
             request, piece.text = piece.request, ids
@@ -133,7 +164,7 @@ class Batches:
                 encoder.check(ids, piece.number)
                 self._check_tokens(request.total)
             except (EmptyText, Refused) as error:
-                self._fail(request, _error_of(piece.number, "", error))
+                fail(request, _error_of(piece.number, "", error))
 
     def _fail(self, request: Texts, error: BaseException) -> None:
         request.drop()

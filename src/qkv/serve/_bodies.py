@@ -57,8 +57,21 @@ def refusals_of(route: str) -> dict[str, Refusal]:
 
 def describe_body(body: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
     """Describe a request body for OpenAPI, with a schema and an example."""
-    content = {"application/json": {"schema": body.model_json_schema(), "example": example}}
+    schema = body.model_json_schema()
+    whole = _inline(schema, schema.pop("$defs", {}))
+    content = {"application/json": {"schema": whole, "example": example}}
     return {"requestBody": {"required": True, "content": content}}
+
+
+def _inline(schema: Any, definitions: dict[str, Any]) -> Any:
+    """Replace each reference to a definition by the definition."""
+    if isinstance(schema, list):
+        return [_inline(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inline(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    return {key: _inline(value, definitions) for key, value in schema.items()}
 
 
 async def read_json(request: Request) -> dict[str, Any]:
@@ -117,7 +130,7 @@ class Body(BaseModel):
         except ValidationError as invalid:
             errors = invalid.errors(include_url=False, include_context=False)
         name = str(errors[0]["loc"][0])
-        if errors[0]["type"] == "missing":
+        if errors[0]["type"] == "missing" and len(errors[0]["loc"]) == 1:
             raise cls.refusal(name, f"is missing: give {cls.ways.get(name, 'it')}")
         # A key may accept several list types: report the error of the type that fits most items.
         paths = [[n for n in e["loc"] if isinstance(n, int)] for e in errors if e["loc"][0] == name]

@@ -36,12 +36,12 @@ class Connection:
 class _Requests(HttpToolsProtocol):
     """The HTTP protocol of one connection: uvicorn's protocol with additional limits.
 
-    A whole request (headers and body) must arrive within `half_sent` seconds. If the server has an
-    answer to send and the client reads nothing for `unread` seconds, the server closes the
-    connection. A client that closes its sending side after a request still gets the answer. At
-    first, the server does not know whether such a client has closed the whole connection. To find
-    out, the server sends interim `100 Continue` responses while it computes the answer; clients
-    ignore these responses.
+    A whole request (headers and body) must arrive within `half_sent` seconds. A client must read
+    each piece of an answer within `unread` seconds; otherwise, the server closes the connection. A
+    client that closes its sending side after a request still gets the answer. At first, the server
+    does not know whether such a client has closed the whole connection. To find out, the server
+    sends interim `100 Continue` responses while it computes the answer; clients ignore these
+    responses.
 
     A client may send several requests at once; the server answers them in order. The server reports
     an invalid or incomplete request only after all earlier requests are answered. The server
@@ -57,12 +57,14 @@ class _Requests(HttpToolsProtocol):
         # `_current` is the request that is being answered; `cycle` is the newest request.
         self._current: Any = None
         self._head, self._ending, self._broken = 0, False, False
+        self._too_long = False  # whether the head of the request that arrives is too long
 
     def begin(self, transport: asyncio.Transport) -> None:
         """Begin to read; refuse the connection if too many connections are open."""
         super().connection_made(transport)
         if len(self.connections) > self.settings.connections:
-            self._refuse(Refused(503, "there are too many connections: try again later"))
+            message = "there are too many connections: try again later"
+            self._refuse(Refused(503, message, headers={"Retry-After": "1"}))
         else:
             self._begin()
 
@@ -85,9 +87,11 @@ class _Requests(HttpToolsProtocol):
             data = self._parse(data)
         is_arriving = self._late is not None and not self.transport.is_closing()
         if is_arriving and self._head > self.settings.head:
-            most = self.settings.head
-            message = f"the request line and headers exceed {most} bytes: shorten them"
-            self._refuse(Refused(431, message, code="head_too_large"))
+            self._refuse(self._head_too_large())
+
+    def _head_too_large(self) -> Refused:
+        message = f"the request line and headers exceed {self.settings.head} bytes: shorten them"
+        return Refused(431, message, code="head_too_large")
 
     def _parse(self, data: bytes) -> bytes:
         """Parse bytes; return the bytes to parse next.
@@ -126,6 +130,11 @@ class _Requests(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Handle the complete head of a request."""
         self._head = 0
+        # the whole head may arrive in one read, together with the body
+        lengths = (len(name) + len(value) + 4 for name, value in self.headers)
+        self._too_long = len(self.url) + sum(lengths) > self.settings.head
+        if self._too_long:
+            raise ValueError("the head is too long")  # the parser ends with an error
         if self.parser.should_upgrade():
             # The client offers to switch to another protocol. `_parse` returns the request's head
             # without this offer, and `data_received` parses this head again.
@@ -170,27 +179,15 @@ class _Requests(HttpToolsProtocol):
             self.loop.call_later(LINGER, self._close_if_idle)
 
     def pause_writing(self) -> None:
-        """Stop writing until the client reads."""
+        """Stop writing until the client reads; after a time limit, close the connection."""
         super().pause_writing()
         if self._unread is None:
-            self._wait_for_reader()
+            self._unread = self.loop.call_later(self.settings.unread, self.transport.abort)
 
     def resume_writing(self) -> None:
         """Continue writing after the client has read."""
         self._stop_waiting()
         super().resume_writing()
-
-    def _wait_for_reader(self) -> None:
-        """Close the connection if the client reads nothing within the time limit."""
-        before = self.transport.get_write_buffer_size()
-
-        def look() -> None:
-            if self.transport.get_write_buffer_size() < before:
-                self._wait_for_reader()
-            else:
-                self.transport.abort()
-
-        self._unread = self.loop.call_later(self.settings.unread, look)
 
     def _stop_waiting(self) -> None:
         if self._unread is not None:
@@ -202,7 +199,8 @@ class _Requests(HttpToolsProtocol):
         if self._answering:
             self._broken, self.cycle.keep_alive = True, False
             return
-        self._refuse(Refused(400, "the request is not HTTP/1.1", code="invalid_http"))
+        invalid = Refused(400, "the request is not HTTP/1.1", code="invalid_http")
+        self._refuse(self._head_too_large() if self._too_long else invalid)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._current = cycle
@@ -259,9 +257,10 @@ class _Requests(HttpToolsProtocol):
         cycle = self._current
         if cycle is None or cycle.response_complete or not cycle.response_started:
             body = orjson.dumps(refused.body())
-            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: "
-            size = str(len(body)).encode()
-            self.transport.write(STATUS_LINE[refused.status] + head + size + b"\r\n\r\n" + body)
+            lines = {"content-type": "application/json", "connection": "close"} | refused.headers
+            lines["content-length"] = str(len(body))
+            head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+            self.transport.write(STATUS_LINE[refused.status] + f"{head}\r\n".encode() + body)
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
         self.transport.close()

@@ -16,6 +16,7 @@ _STATUSES = {
     405: (_INVALID, "The route does not accept this method"),
     408: (_INVALID, "The request took too long to arrive"),
     413: (_INVALID, "The body, or the answer to it, is too large"),
+    415: (_INVALID, "The body is compressed"),
     429: ("rate_limit_error", "Too many requests wait: try again after `Retry-After` seconds"),
     431: (_INVALID, "The request's line and headers are too large"),
     500: ("server_error", "The server failed"),

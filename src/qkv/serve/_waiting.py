@@ -119,7 +119,9 @@ class Texts(Single):
         """Store the vector (1, width) of text `number`."""
         self.left -= 1
         if self.dimensions is not None:
-            row = to_length_one(row[:, : self.dimensions])
+            row = row[:, : self.dimensions]
+            if self.encoder.normalize_embeddings is not False:
+                row = to_length_one(row)
         if self.vectors is None:
             self.vectors = np.empty((len(self.tokens), row.shape[1]), row.dtype)
         self.vectors[number] = row[0]

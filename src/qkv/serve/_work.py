@@ -65,10 +65,10 @@ class Worker:
         self.model, self.settings = model, settings
         self.ready = False
         self._encoder = None if model.tokenizer is None else model.text_encoder()
-        # keyed by prompt and task
-        self._encoders: dict[tuple[str | None, str | None], Encoder] = {}
+        # keyed by prompt, task and normalization
+        self._encoders: dict[tuple[str | None, str | None, bool | None], Encoder] = {}
         if self._encoder is not None:
-            self._encoders[None, None] = self._encoder
+            self._encoders[None, None, None] = self._encoder
         limit = None if self._encoder is None else self._encoder.limit
         self._batches = Batches(limit, settings, self._answer_vectors)
         self.counts = self._batches.counts
@@ -84,6 +84,7 @@ class Worker:
         self._inbox: SimpleQueue[Request | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self._preparing = 0  # the number of requests whose texts are tokenized on other threads
 
     @property
     def waiting(self) -> int:
@@ -111,14 +112,16 @@ class Worker:
         dimensions: int | None = None,
         prompt_name: str | None = None,
         task: str | None = None,
+        normalize: bool | None = None,
         whole: bool = False,
     ) -> Embedded:
         """Compute the vectors of texts or token ids, in batches with other requests.
 
         Token ids must include the special tokens, and are truncated at the same limit as texts.
         If `dimensions` is given, only the first dimensions of each vector are kept, and the vector
-        is scaled to length 1. `prompt_name` and `task` mean the same as in `encode`. If `whole` is
-        true, a text that would be truncated is refused.
+        is scaled to length 1 unless `normalize` is false. `prompt_name`, `task` and `normalize`
+        (there `normalize_embeddings`) mean the same as in `encode`. If `whole` is true, a text that
+        would be truncated is refused.
 
         Raises:
             Refused: the status is 429 if too many requests wait, and 503 if the server is shutting
@@ -128,7 +131,7 @@ class Worker:
         """
         if self._encoder is None:
             raise Refused(400, f"{self.model.name} has no tokenizer, so it cannot read text")
-        encoder = self._encoder_for(prompt_name, task)
+        encoder = self._encoder_for(prompt_name, task, normalize)
         width = encoder.width
         if dimensions is not None and not 1 <= dimensions <= width:
             problem = f"dimensions is {dimensions} and vectors have {width} numbers"
@@ -142,22 +145,30 @@ class Worker:
             dimensions=dimensions,
             whole=whole,
         )
-        return Embedded(await self._answer_of(request), request.tokens)
+        is_text = isinstance(request.texts[0][1], str)
+        before = is_text and self._batches.may_exceed(request)
+        parts = self._batches.tokenize(request) if before else None
+        return Embedded(await self._answer_of(request, parts), request.tokens)
 
-    def _encoder_for(self, prompt_name: str | None, task: str | None) -> Encoder:
-        """Return the encoder for a prompt and a task; each encoder is made once.
+    def _encoder_for(
+        self, prompt_name: str | None, task: str | None, normalize: bool | None
+    ) -> Encoder:
+        """Return the encoder for a prompt, a task and a normalization; each is made once.
 
         Raises:
             Refused: 400, if the model defines no such prompt or task.
         """
-        if (prompt_name, task) not in self._encoders:
+        key = prompt_name, task, normalize
+        if key not in self._encoders:
             try:
-                encoder = self.model.text_encoder(prompt_name=prompt_name, task=task)
+                encoder = self.model.text_encoder(
+                    prompt_name=prompt_name, task=task, normalize_embeddings=normalize
+                )
             except ValueError as error:
                 problem = f"embeddings: {message(error)}"
                 raise Refused(400, problem, param="prompt_name") from error
-            self._encoders[prompt_name, task] = encoder
-        return self._encoders[prompt_name, task]
+            self._encoders[key] = encoder
+        return self._encoders[key]
 
     async def call(self, function: Callable[[], Result], *, connection: Hashable) -> Result:
         """Call a function on the thread, with exclusive use of the model, and return the result.
@@ -185,7 +196,8 @@ class Worker:
             Refused: too many requests wait (429), or the server is shutting down (503).
         """
         request = Stream(connection=connection, begin=begin, size=size)
-        self._submit(request)
+        self._admit(request)
+        self._inbox.put(request)
         try:
             while (piece := await request.read()) is not END:
                 self._inbox.put(None)  # wake the thread, because a paused stream may continue
@@ -204,17 +216,35 @@ class Worker:
             while self._thread.is_alive():  # join() would block the event loop
                 await asyncio.sleep(POLL)
 
-    async def _answer_of(self, request: Single) -> Any:
-        """Wait for the answer to a request; drop the request if the client disconnects."""
-        self._submit(request)
+    async def _answer_of(self, request: Single, steps: Iterator[None] | None = None) -> Any:
+        """Wait for the answer to a request; drop the request if the client disconnects.
+
+        If `steps` are given, they run on another thread first.
+        """
+        self._admit(request)
         try:
+            if steps is None:
+                self._inbox.put(request)
+            else:
+                await self._prepare(request, steps)
             return await request.answer
         finally:
             self._requests.discard(request)
             request.drop()
 
-    def _submit(self, request: Request) -> None:
-        """Pass a request to the thread.
+    async def _prepare(self, request: Request, steps: Iterator[None]) -> None:
+        """Run steps one by one on another thread, then pass the request to the worker's thread."""
+        self._preparing += 1
+        try:
+            while await asyncio.to_thread(next, steps, END) is not END:
+                pass
+            self._inbox.put(request)
+        finally:
+            self._preparing -= 1
+            self._inbox.put(None)  # wake the thread, which may have to end
+
+    def _admit(self, request: Request) -> None:
+        """Count a request as waiting, and start the thread.
 
         Raises:
             Refused: too many requests wait, or the server is shutting down.
@@ -226,7 +256,6 @@ class Worker:
             raise Refused(429, message, headers={"Retry-After": "1"})
         self.start()
         self._requests.add(request)
-        self._inbox.put(request)
 
     # methods that run on the thread
 
@@ -259,8 +288,10 @@ class Worker:
         Return False if the thread must end: `stop` was called, and all requests are answered.
         """
         while True:
+            preparing = self._preparing > 0  # read before the inbox, which gets such requests
             idle = not (self._texts or self._tasks or self._streams.is_due)
-            if idle and self._stopping and self._inbox.empty() and not self._streams:
+            ends = self._stopping and not preparing and self._inbox.empty() and not self._streams
+            if idle and ends:
                 return False
             try:
                 self._accept(self._inbox.get(block=idle))

@@ -1,10 +1,14 @@
 """The ASGI application for one model, and the process that serves the application."""
 
 import asyncio
+import hashlib
 import logging
+import re
 import signal
 import socket
 import sys
+import warnings
+from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from importlib import import_module
@@ -13,6 +17,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
@@ -23,7 +28,7 @@ from qkv.models import Model
 from qkv.serve._protocol import Connection
 from qkv.serve._refusals import ERRORS, FAILED, Refused
 from qkv.serve._work import Worker
-from qkv.serve.guard import Guard, Metrics
+from qkv.serve.guard import FILES, Guard, Metrics
 from qkv.serve.routes import ROUTERS
 from qkv.serve.settings import Settings
 from qkv.signals import answering
@@ -40,6 +45,10 @@ _COUNTED = {
     "tokens": "Tokens computed since the start.",
     "failures": "Errors while computing.",
 }
+DOCS = (
+    "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "connect-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; script-src 'self'"
+)  # the content security policy of /docs, to which the hash of its script is added
 KEEP_ALIVE = 60  # The seconds for which a connection may be idle between two requests.
 GRACE = 60  # The seconds that accepted requests may take after a signal to stop.
 
@@ -51,14 +60,18 @@ def create_app(model: Model, settings: Settings | None = None) -> Guard:
     `routes`, and `name`. In answers, `name` is the model's name.
     """
     settings = settings or Settings()
-    app = _with_routes(f"qkv serves {model.name}", needs_key=settings.key is not None)
+    name = settings.name or model.name
+    app = _with_routes(f"qkv serves {name}", needs_key=settings.keys is not None)
     state = app.state
-    state.model, state.settings, state.name = model, settings, model.name
+    state.model, state.settings, state.name = model, settings, name
     state.worker, state.numbers, state.routes = Worker(model, settings), Metrics(), routes()
     for owner, watched in (state.worker, _WATCHED), (state.worker.counts, _COUNTED):
         for attribute, words in watched.items():
             state.numbers.watch(f"qkv_{attribute}", words, owner, attribute)
-    return Guard(app, settings, state.numbers)
+    guard = Guard(app, settings, state.numbers)
+    words = "Bytes that bodies, and answers that wait to be sent, hold of --max-memory."
+    state.numbers.watch("qkv_held_bytes", words, guard.memory, "held")
+    return guard
 
 
 def routes() -> list[APIRoute]:
@@ -75,10 +88,32 @@ def _with_routes(title: str, *, needs_key: bool) -> FastAPI:
 
     version = import_module("qkv").__version__
     app = FastAPIOffline(
-        "/docs", None, title=title, version=version, lifespan=lifespan, responses=ERRORS
+        None,
+        None,
+        title=title,
+        version=version,
+        lifespan=lifespan,
+        responses=ERRORS,
+        redirect_slashes=False,  # behind a proxy with TLS, a redirect would leave https
     )
     for router in ROUTERS:
         app.include_router(router)
+
+    page = get_swagger_ui_html(
+        openapi_url="/openapi.json",
+        title=title,
+        swagger_js_url=f"{FILES}/swagger-ui-bundle.js",
+        swagger_css_url=f"{FILES}/swagger-ui.css",
+        swagger_favicon_url=f"{FILES}/favicon.png",
+    )
+    [script] = re.findall(rb"<script>(.*?)</script>", bytes(page.body), re.DOTALL)
+    page.headers["Content-Security-Policy"] = (
+        f"{DOCS} 'sha256-{b64encode(hashlib.sha256(script).digest()).decode()}'"
+    )
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return page
 
     @app.exception_handler(Refused)
     async def answer_refusal(request: Request, error: Refused) -> Response:
@@ -141,7 +176,9 @@ def run(model: Model, settings: Settings, ready: Callable[[str], None]) -> None:
             backlog=2048,
         )
         _log_to_stderr()
-        _Server(config, app, lambda: ready(address)).run([listener])
+        with warnings.catch_warnings():  # the log contains only errors
+            warnings.simplefilter("ignore")
+            _Server(config, app, lambda: ready(address)).run([listener])
 
 
 @contextmanager

@@ -1,6 +1,8 @@
-"""The settings of a server: its address, its key, how it batches requests, and its limits."""
+"""The settings of a server: its address, its keys, how it batches requests, and its limits."""
 
 from dataclasses import dataclass
+
+from qkv.serve.key_file import Keys
 
 
 @dataclass(frozen=True)
@@ -10,13 +12,17 @@ class Settings:
     Attributes:
         host: the address where the server listens.
         port: the port; 0 for any free port.
-        allowed_hosts: the names that the Host header may have, in addition to the names of this
-            machine.
-        key: the key that requests send as `Authorization: Bearer ...`; None for no key.
+        allowed_hosts: patterns of the names that the Host header may have, in addition to the names
+            of this machine; see `qkv.serve.guard.host_pattern`.
+        origins: the origins of other sites whose pages may send requests, such as
+            "https://example.org".
+        name: the model's name in answers; None for the name of the model itself.
+        keys: the keys, one of which requests send as `Authorization: Bearer ...`; None for no key.
         connections: the maximum number of open connections.
         head: the maximum number of bytes of a request line and its headers.
         body: the maximum number of bytes of a request's body.
-        bodies: the maximum number of bytes of all bodies in memory at once.
+        memory: the maximum number of bytes of all bodies in memory, and of all answers that wait to
+            be sent.
         inputs: the maximum number of texts of one request.
         tokens: the maximum number of tokens of one request, after its texts are truncated as in
             `encode`.
@@ -26,7 +32,8 @@ class Settings:
         new_tokens: the maximum number of new tokens of one completion.
         answer: the maximum number of bytes of an answer that contains a trace, logprobs or an echo
             of the prompt.
-        waiting: the maximum number of requests that wait to be computed.
+        waiting: the maximum number of requests that wait to be computed. Each of them has an open
+            connection, so a limit above `connections` would have no effect.
         batch_tokens: the approximate number of tokens in a batch.
         streams: the maximum number of streams that the server continues between two batches. The
             server computes one piece for each of these streams.
@@ -36,24 +43,27 @@ class Settings:
         gather: the maximum seconds for which a batch waits for more requests, if the server is
             busy.
         half_sent: the maximum seconds until a request has arrived in full.
-        unread: the seconds after which the server disconnects a client that stops reading.
+        unread: the seconds after which the server disconnects a client that has not read the next
+            piece of an answer; a piece has 1 MiB.
     """
 
     host: str = "127.0.0.1"
     port: int = 8080
     allowed_hosts: tuple[str, ...] = ()
-    key: str | None = None
+    origins: tuple[str, ...] = ()
+    name: str | None = None
+    keys: Keys | None = None
     connections: int = 1000
     head: int = 2**16
     body: int = 8 * 2**20
-    bodies: int = 256 * 2**20
+    memory: int = 256 * 2**20
     inputs: int = 2048
     tokens: int = 300_000
     edits: int = 2048
     sources: int = 16
     new_tokens: int = 4096
     answer: int = 64 * 2**20
-    waiting: int = 1024
+    waiting: int = 512
     batch_tokens: int = 4096
     streams: int = 4
     stream_tokens: int = 16_384

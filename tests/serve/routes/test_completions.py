@@ -137,6 +137,24 @@ def test_ids_alone_are_one_prompt(client: openai.OpenAI, model: qkv.Model) -> No
     assert texts(answer) == [model.generate(ids, max_new_tokens=7)]
 
 
+def test_a_top_p_of_0_takes_the_likeliest_token(client: openai.OpenAI) -> None:
+    def text(**options: Any) -> str:
+        made = client.completions.create(model="", prompt=PROMPTS[0], max_tokens=9, **options)
+        return made.choices[0].text
+
+    assert text(top_p=0, temperature=2) == text(temperature=0)
+
+
+@pytest.mark.parametrize("seed", [-1, -(2**63), 2**63 - 1, 2**64 - 1])
+def test_every_seed_of_64_bits_is_valid(client: openai.OpenAI, seed: int) -> None:
+    asked = {"model": "", "prompt": PROMPTS[0], "max_tokens": 9, "temperature": 2}
+    first, again, other = (
+        client.completions.create(**asked, seed=number).choices[0].text
+        for number in (seed, seed, seed ^ 1)
+    )
+    assert first == again != other
+
+
 def test_a_seed_with_temperature_0_is_accepted(client: openai.OpenAI, model: qkv.Model) -> None:
     drawing = {"seed": 3, "top_p": 0.5}  # many clients send both with every request
     asked = {"model": "", "prompt": PROMPTS[0], "temperature": 0, "max_tokens": 7, **drawing}
@@ -332,11 +350,11 @@ BAD: list[tuple[str, Any]] = [
     *(("prompt", ["a"] * 9),),
     *(("max_tokens", bad) for bad in (-1, 1.5, "5", True, 61, 96, 2**70)),
     *(("temperature", bad) for bad in (-0.1, 2.1, "1", True)),
-    *(("top_p", bad) for bad in (0, 1.1, -1, "1")),
+    *(("top_p", bad) for bad in (-0.1, 1.1, -1, "1")),
     *(("n", bad) for bad in (0, -1, 129, 9, 1.0, "1")),
     *(("best_of", bad) for bad in (2, 0, "1")),
     *(("stop", bad) for bad in ("", ["a", ""], ["a"] * 5, 5, {}, [1], "a" * 1001)),
-    *(("seed", bad) for bad in (-1, 1.5, "1")),
+    *(("seed", bad) for bad in (-(2**63) - 1, 2**64, 1.5, "1")),
     *(("logprobs", bad) for bad in (-1, 6, True, "1")),
     *(("echo", bad) for bad in (1, "true")),
     *(("stream", bad) for bad in (1, "true")),

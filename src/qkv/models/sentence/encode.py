@@ -201,7 +201,7 @@ class Encoder:
     @property
     def kind(self) -> Hashable:
         """A key: encoders with equal keys can run their texts in one batch."""
-        return id(self.network), id(self.sentence), self._unread
+        return id(self.network), id(self.sentence), self._unread, self.normalize_embeddings
 
     def ids(self, texts: Sequence[str], *, whole: bool = False) -> list[Array]:
         """Return the ids (T,) of each text with the prompt, truncated to the limit.

@@ -55,6 +55,7 @@ async def healthz() -> Health:
     return Health()
 
 
+@router.get("/health", summary="The same, at the path that text-embeddings-inference uses")
 @router.get("/readyz", summary="Whether the server accepts requests")
 async def readyz(request: Request) -> Health:
     """Answer 200 from the end of the first computation to the start of shutdown, otherwise 503."""

@@ -15,6 +15,7 @@ from qkv.arrays import Array
 from qkv.models import Model
 from qkv.serve._batches import too_many
 from qkv.serve._bodies import Body, Ids, PromptUsage, describe_body, quote, read_json
+from qkv.serve._memory import hold
 from qkv.serve._refusals import not_finite
 
 router = APIRouter()
@@ -140,6 +141,10 @@ async def embeddings(request: Request) -> Response:
         raise too_many(len(texts), most)  # checked before `Body.read` copies the texts
     body = EmbeddingsBody.read(json)
     prompt_name, task = body.prompt_of(state.model)
+    bytes_of_number = 6 if body.encoding_format == "base64" else 12
+    width = state.model.get_embedding_dimension()
+    width = min(body.dimensions or width, width)
+    hold(request, len(body.texts) * width * bytes_of_number)
     embedded = await state.worker.embed(
         body.texts,
         connection=request.client,

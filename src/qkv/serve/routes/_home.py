@@ -16,6 +16,7 @@ from qkv.models.run import is_plain, scale_in
 from qkv.see.page.html import about_model, document
 from qkv.see.page.play import SERVED, served_page
 from qkv.serve.guard import HEALTH
+from qkv.serve.routes._chat import chats
 
 router = APIRouter()
 
@@ -45,7 +46,7 @@ async def home(request: Request) -> HTMLResponse:
     """Return the page."""
     state = request.app.state
     address = f"{request.url.scheme}://{request.headers['host']}"
-    routes = routes_of(state.routes, state.model, address, key=state.settings.key is not None)
+    routes = routes_of(state.routes, state.model, address, key=state.settings.keys is not None)
     if getattr(state, "page", None) is None:
         state.page = await asyncio.to_thread(page_of, state.model)
     return HTMLResponse(state.page.replace("</main>", f"{routes}</main>", 1), headers=_HEADERS)
@@ -115,6 +116,8 @@ def refusal_reason(path: str, model: Any) -> str:
     """Return the reason why the route refuses this model, or an empty string."""
     if path == "/v1/completions" and not model.can("generate"):
         return f" {model.name} does not predict the next token: the route refuses it."
-    if path == "/v1/rerank" and not (model.can("rank") and model.tokenizer):
+    if path == "/v1/chat/completions" and not chats(model):
+        return f" {model.name} has no chat template: the route refuses it."
+    if path in ("/v1/rerank", "/rerank") and not (model.can("rank") and model.tokenizer):
         return f" {model.name} does not rank documents: the route refuses it."
     return ""

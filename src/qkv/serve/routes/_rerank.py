@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from qkv._argument_errors import message
+from qkv.arrays import Array
 from qkv.models.sentence.encode import by_length
 from qkv.models.sentence.rank import Pair, Ranker, best
 from qkv.serve._bodies import Body, PromptUsage, describe_body, read_json
@@ -74,18 +75,41 @@ EXAMPLE = {
 )
 async def rerank(request: Request) -> dict[str, Any]:
     """Rank documents as `model.rank` does, with a cross-encoder; refuse any other model."""
+    return await rank_documents(request, await read_json(request))
+
+
+async def rank_documents(request: Request, json: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer to a request of `/v1/rerank`."""
+    body = RerankBody.read(json)
+    scores, pairs = await score(request, body, "documents", body.documents)
+    results = [
+        {"index": ranked["corpus_id"], "relevance_score": ranked["score"]}
+        | ({"document": {"text": ranked["text"]}} if body.return_documents else {})
+        for ranked in best(scores, body.documents, body.top_n, True)
+    ]
+    tokens = sum(map(len, pairs))
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "model": request.app.state.name, "results": results, "usage": usage}
+
+
+async def score(
+    request: Request, body: Any, key: str, documents: list[str], activation: Any = None
+) -> tuple[Array, list[Pair]]:
+    """Return the scores (n,) of the documents, which the body has under `key`, and the pairs.
+
+    `activation` is `activation_fn` of `Model.rank`.
+    """
     state = request.app.state
-    body = RerankBody.read(await read_json(request))
-    count, most = len(body.documents), state.settings.inputs
+    count, most = len(documents), state.settings.inputs
     if count > most:
-        raise body.refusal("documents", f"has {count} texts: send at most {most} in one request")
+        raise body.refusal(key, f"has {count} texts: send at most {most} in one request")
     try:
-        ranker = state.model.ranker()
+        ranker = state.model.ranker(activation_fn=activation)
     except ValueError as error:
         message = f"{state.name} does not rank documents: compare vectors of /v1/embeddings"
         raise Refused(400, message, param="model", code="model_does_not_rank") from error
     pairs: list[Pair] = []
-    parts = pairs_of(ranker, body.query, body.documents, state.settings.tokens)
+    parts = pairs_of(ranker, body.query, documents, state.settings.tokens, key)
     while part := await asyncio.to_thread(next, parts, None):
         pairs += part
     scores = np.empty(len(pairs))
@@ -96,20 +120,12 @@ async def rerank(request: Request) -> dict[str, Any]:
         )
     if not (is_finite := np.isfinite(scores)).all():
         raise not_finite("rerank", f"the score of document {is_finite.argmin()} is")
-    results = [
-        {
-            "index": ranked["corpus_id"],
-            "relevance_score": ranked["score"],
-            "document": {"text": ranked["text"]} if body.return_documents else None,
-        }
-        for ranked in best(scores, body.documents, body.top_n, True)
-    ]
-    tokens = sum(map(len, pairs))
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return {"object": "list", "model": state.name, "results": results, "usage": usage}
+    return scores, pairs
 
 
-def pairs_of(ranker: Ranker, query: str, documents: list[str], most: int) -> Iterator[list[Pair]]:
+def pairs_of(
+    ranker: Ranker, query: str, documents: list[str], most: int, key: str
+) -> Iterator[list[Pair]]:
     """Yield lists of tokenized pairs; each pair has the query and one document.
 
     Raises:
@@ -126,6 +142,6 @@ def pairs_of(ranker: Ranker, query: str, documents: list[str], most: int) -> Ite
     except ValueError as error:
         raise Refused(400, message(error), param="query") from error
     if tokens > most:
-        problem = f"documents and query have more than {most:,} tokens"
+        problem = f"{key} and query have more than {most:,} tokens"
         problem = f"{problem}: send them in several requests"
-        raise Refused(400, problem, param="documents")
+        raise Refused(400, problem, param=key)

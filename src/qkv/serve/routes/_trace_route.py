@@ -21,6 +21,7 @@ from qkv.models.network.batch import Batch
 from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.truncation import Cut, counting
 from qkv.serve._bodies import Body, describe_body, read_json
+from qkv.serve._memory import hold
 from qkv.serve._refusals import Refused, not_finite
 from qkv.serve.settings import Settings
 from qkv.text import Tokenized
@@ -180,7 +181,8 @@ async def trace(request: Request) -> Response:
     text = changes.text
     wanted = wanted_of(state.model, body, changes)
     limit = state.settings.answer
-    check_size(state.model, wanted, changes, kind, limit)
+    # the arrays, the parts of the answer and the whole answer are in memory at the same time
+    hold(request, 2 * check_size(state.model, wanted, changes, kind, limit))
     arrays = await state.worker.call(
         lambda: arrays_of(state.model, changes, wanted), connection=request.client
     )
@@ -287,8 +289,8 @@ def wanted_of(model: Model, body: TraceBody, changes: "Changes") -> Wanted:
     return wanted
 
 
-def check_size(model: Model, wanted: Wanted, changes: "Changes", kind: str, limit: int) -> None:
-    """Refuse an answer that would be too large, or whose computation would need too much memory.
+def check_size(model: Model, wanted: Wanted, changes: "Changes", kind: str, limit: int) -> int:
+    """Return the estimated bytes of an answer; refuse a too large answer or computation.
 
     Raises:
         Refused: 413.
@@ -316,6 +318,7 @@ def check_size(model: Model, wanted: Wanted, changes: "Changes", kind: str, limi
         problem = f"of {tokens} tokens needs about {edited} bytes for its edits"
         way = "send a shorter text, or fewer mask, scale and row edits"
         raise _too_large(problem, WORK * limit, way)
+    return size
 
 
 def _too_large(problem: str, limit: int, way: str = _FEWER) -> Refused:

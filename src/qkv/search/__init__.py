@@ -1,0 +1,19 @@
+"""Search, pair and group vectors of texts, as the functions of `sentence_transformers.util` do."""
+
+from qkv.search._search import (
+    community_detection,
+    cos_sim,
+    dot_score,
+    paraphrase_mining,
+    paraphrase_mining_embeddings,
+    semantic_search,
+)
+
+__all__ = [
+    "community_detection",
+    "cos_sim",
+    "dot_score",
+    "paraphrase_mining",
+    "paraphrase_mining_embeddings",
+    "semantic_search",
+]

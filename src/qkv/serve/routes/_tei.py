@@ -1,0 +1,302 @@
+"""The routes of text-embeddings-inference (TEI): vectors, ranking, tokens, and the model."""
+
+import asyncio
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import orjson
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from qkv._argument_errors import message
+from qkv.arrays import Array
+from qkv.models import Model
+from qkv.models.network.pooling import activate
+from qkv.models.run.truncation import MAX_CHARS
+from qkv.models.sentence.rank import best
+from qkv.serve._batches import too_many
+from qkv.serve._bodies import Body, Ids, describe_body, quote, read_json
+from qkv.serve._refusals import Refused, not_finite
+from qkv.serve.routes._rerank import Ranking, rank_documents, score
+
+router = APIRouter()
+
+_Text = Annotated[str, Field(min_length=1)]
+
+
+class _Prompted(Body):
+    """A body that can name a prompt of the model."""
+
+    prompt_name: str | None = Field(
+        None, description="The name of the model's prompt that goes before each text."
+    )
+
+    call: ClassVar[str] = "embed"
+
+    def check_prompt(self, model: Model) -> None:
+        """Refuse a name that is not the name of a prompt."""
+        if self.prompt_name is not None and self.prompt_name not in model.prompts:
+            known = ", ".join(model.prompts)
+            problem = f"is {quote(self.prompt_name)}: {model.name} has {known}"
+            raise self.refusal("prompt_name", problem)
+
+
+class EmbedBody(_Prompted):
+    """The keys of a request for vectors, with TEI's names."""
+
+    call: ClassVar[str] = "embed"
+    ways: ClassVar[Mapping[str, str]] = {
+        "inputs": "a text, a list of texts, a list of token ids, or a list of such lists, "
+        "none of them empty"
+    }
+
+    inputs: (
+        _Text
+        | Annotated[list[_Text], Field(min_length=1, fail_fast=True)]
+        | Ids
+        | Annotated[list[Ids], Field(min_length=1, fail_fast=True)]
+    ) = Field(
+        description="One text or several texts; or the token ids of one text or of several texts.",
+        examples=["The cat sat on the mat."],
+    )
+    normalize: bool = Field(True, description="Whether to scale each vector to length 1.")
+    truncate: bool = Field(True, description="Whether long texts are cut at their end or refused.")
+    dimensions: int | None = Field(
+        None, ge=1, description="Keep this many numbers of each vector, from its start."
+    )
+
+
+class TextsBody(Body):
+    """The keys of a request to rank texts, with TEI's names."""
+
+    call: ClassVar[str] = "/rerank"
+    ways: ClassVar[Mapping[str, str]] = {"query": "a text", "texts": "a list of texts"}
+
+    query: str = Field(description="The question or search text.", min_length=1)
+    texts: Annotated[list[str], Field(min_length=1, fail_fast=True)] = Field(
+        description="The texts to rank. With `documents` instead, the keys and the answer are "
+        "those of `/v1/rerank`."
+    )
+    raw_scores: bool = Field(
+        False, description="Whether scores are logits; by default, a sigmoid is applied to them."
+    )
+    return_text: bool = Field(False, description="Whether the answer includes the texts.")
+    truncate: bool = Field(True, description="Whether long texts are cut or refused.")
+
+
+class TokenizeBody(_Prompted):
+    """The keys of a request for tokens, with TEI's names."""
+
+    call: ClassVar[str] = "tokenize"
+    ways: ClassVar[Mapping[str, str]] = {"inputs": "a text, or a list of texts"}
+
+    inputs: str | Annotated[list[str], Field(min_length=1, fail_fast=True)] = Field(
+        description="One text or several texts.", examples=["The cat sat on the mat."]
+    )
+    add_special_tokens: bool = Field(True, description="Whether to add special tokens.")
+
+
+class RankedText(BaseModel):
+    """The index of a text, its score for the query, and the text if the request asks for it."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+class Token(BaseModel):
+    """A token; `start` and `stop` are its position in the text, null for a special token."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+class Info(BaseModel):
+    """What TEI says about a server."""
+
+    model_id: str
+    model_sha: None = None
+    model_dtype: str
+    model_type: dict[str, Any]
+    max_concurrent_requests: int
+    max_input_length: int | None
+    max_batch_tokens: int
+    max_batch_requests: None = None
+    max_client_batch_size: int
+    auto_truncate: bool = True
+    tokenization_workers: int = 1
+    version: str
+    sha: None = None
+    docker_label: None = None
+
+
+_EMBED_EXAMPLE = {"inputs": ["I sat on the bank of the river.", "The bank charged a fee."]}
+_RERANK_EXAMPLE = {
+    "query": "Where does a river end?",
+    "texts": ["The river flows into the sea.", "The bank charged a fee."],
+}
+
+
+@router.post(
+    "/embed",
+    summary="A vector for each text, as from text-embeddings-inference",
+    responses={200: {"model": list[list[float]]}},
+    response_class=Response,
+    openapi_extra=describe_body(EmbedBody, _EMBED_EXAMPLE),
+)
+async def embed(request: Request) -> Response:
+    """Compute a vector for each text, as the function `encode` does; scale it to length 1."""
+    return await _vectors(request, await read_json(request))
+
+
+async def _vectors(request: Request, json: dict[str, Any]) -> Response:
+    state, given = request.app.state, json.get("inputs")
+    if isinstance(given, list) and len(given) > state.settings.inputs and isinstance(given[0], str):
+        raise too_many(len(given), state.settings.inputs)
+    body = EmbedBody.read(json)
+    body.check_prompt(state.model)
+    inputs: Any = body.inputs
+    embedded = await state.worker.embed(
+        [inputs] if isinstance(inputs, str) or isinstance(inputs[0], int) else inputs,
+        connection=request.client,
+        dimensions=body.dimensions,
+        prompt_name=body.prompt_name,
+        normalize=body.normalize,
+        whole=not body.truncate,
+    )
+    vectors = embedded.vectors
+    if not (is_finite := np.isfinite(vectors).all(1)).all():
+        raise not_finite("embed", f"the vector of input {is_finite.argmin()} is")
+    vectors = vectors.astype(np.result_type(vectors, np.float32), copy=False)
+    rows = [*np.ascontiguousarray(vectors)]
+    return Response(
+        orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json"
+    )
+
+
+@router.post(
+    "/rerank",
+    summary="The best of `texts` (text-embeddings-inference) or of `documents` (as `/v1/rerank`)",
+    response_model=list[RankedText] | Ranking,
+    response_model_exclude_none=True,
+    openapi_extra=describe_body(TextsBody, _RERANK_EXAMPLE),
+)
+async def rerank(request: Request) -> Any:
+    """Rank texts or documents with a cross-encoder; answer in the form of the request."""
+    return await _ranking(request, await read_json(request))
+
+
+async def _ranking(request: Request, json: dict[str, Any]) -> Any:
+    if json.get("documents") is not None:
+        return await rank_documents(request, json)
+    body = TextsBody.read(json)
+
+    def activation(logits: Array) -> Array:
+        return logits if body.raw_scores else activate(logits, "sigmoid")
+
+    scores, pairs = await score(request, body, "texts", body.texts, activation)
+    long = [number for number, pair in enumerate(pairs) if not pair.whole]
+    if long and not body.truncate:
+        problem = "is longer, with the query, than the model reads: shorten it"
+        raise body.refusal(f"texts[{long[0]}]", problem)
+    return [
+        {"index": ranked["corpus_id"], "score": ranked["score"]}
+        | ({"text": ranked["text"]} if body.return_text else {})
+        for ranked in best(scores, body.texts, None, True)
+    ]
+
+
+@router.post(
+    "/tokenize",
+    summary="The tokens of each text, as from text-embeddings-inference",
+    response_model=list[list[Token]],
+    openapi_extra=describe_body(TokenizeBody, {"inputs": "I sat on the bank of the river."}),
+)
+async def tokenize(request: Request) -> Response:
+    """Cut each text into tokens. Long texts are not truncated."""
+    state = request.app.state
+    body = TokenizeBody.read(await read_json(request))
+    body.check_prompt(state.model)
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    if len(texts) > state.settings.inputs:
+        raise too_many(len(texts), state.settings.inputs)
+    if (size := sum(map(len, texts))) > MAX_CHARS:
+        problem = f"has {size:,} characters: send at most {MAX_CHARS:,} in one request"
+        raise body.refusal("inputs", problem)
+    before = state.model.prompts[body.prompt_name] if body.prompt_name else ""
+    rows = await asyncio.to_thread(
+        _tokens, state.model, [before + text for text in texts], body, state.settings.tokens
+    )
+    return Response(rows, media_type="application/json")
+
+
+def _tokens(model: Model, texts: list[str], body: TokenizeBody, most: int) -> bytes:
+    """Return the tokens of texts as JSON."""
+    try:
+        tokenizer, rows = model.reader.need_tokenizer(), []
+        cut = tokenizer.tokenize if body.add_special_tokens else tokenizer.tokenize_prompt
+        for text in texts:
+            tokens = cut(text)
+            if (most := most - len(tokens)) < 0:
+                raise body.refusal("inputs", "has too many tokens: send several requests")
+            rows.append(
+                [
+                    {
+                        "id": index,
+                        "text": token if special else text[start:stop],
+                        "special": special,
+                        "start": None if special else start,
+                        "stop": None if special else stop,
+                    }
+                    for index, token, (start, stop), special in zip(
+                        tokens.ids.tolist(),
+                        tokens.tokens,
+                        tokens.offsets,
+                        tokens.special,
+                        strict=True,
+                    )
+                ]
+            )
+    except (TypeError, ValueError) as error:
+        raise Refused(400, f"tokenize: {message(error)}", param="inputs") from error
+    return orjson.dumps(rows)
+
+
+@router.get("/info", summary="The model and the limits, as from text-embeddings-inference")
+async def info(request: Request) -> Info:
+    """Describe the model and the server."""
+    state = request.app.state
+    model, settings = state.model, state.settings
+    kind: dict[str, Any] = {"embedding": {"pooling": "+".join(model.sentence.modes)}}
+    if model.can("rank"):
+        kind = {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}
+    return Info(
+        model_id=state.name,
+        model_dtype=str(model.network.dtype),
+        model_type=kind,
+        max_concurrent_requests=settings.waiting,
+        max_input_length=model.max_seq_length,
+        max_batch_tokens=settings.batch_tokens,
+        max_client_batch_size=settings.inputs,
+        version=import_module("qkv").__version__,
+    )
+
+
+@router.post(
+    "/",
+    summary="`/rerank` if the model ranks, otherwise `/embed`",
+    response_model=None,
+    openapi_extra=describe_body(EmbedBody, _EMBED_EXAMPLE),
+)
+async def ask_model(request: Request) -> Any:
+    """Rank texts if the model can, otherwise compute vectors."""
+    json = await read_json(request)
+    if request.app.state.model.can("rank"):
+        return await _ranking(request, json)
+    return await _vectors(request, json)

@@ -1,0 +1,242 @@
+"""Tests of TEI's routes: vectors, ranking, tokens and the model, also with huggingface_hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import huggingface_hub
+import numpy as np
+import pytest
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import HfHubHTTPError
+from starlette.testclient import TestClient
+
+import qkv
+from models.support import Folder, cross_encoder
+from qkv.serve.app import create_app
+from qkv.serve.settings import Settings
+
+from ..conftest import inside, keys_in, wait_until
+from ..test_keys import PROMPTS, with_prompts
+
+TEXTS = ["the cat sat.", "a dog ran", "the mat"]
+QUERY = "the cat sat"
+KEY = {"Authorization": "Bearer k"}
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> qkv.Model:
+    """A model whose vectors are not scaled, with three prompts."""
+    return with_prompts(tmp_path_factory.mktemp("encoder"), PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def ranker(tmp_path_factory: pytest.TempPathFactory) -> qkv.Model:
+    return qkv.load(cross_encoder(tmp_path_factory.mktemp("model") / "ranks").path)
+
+
+@pytest.fixture(scope="module")
+def client(encoder: qkv.Model) -> Iterator[TestClient]:
+    settings = Settings(inputs=8, tokens=60)
+    with TestClient(create_app(encoder, settings), base_url="http://127.0.0.1") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def ranking(ranker: qkv.Model) -> Iterator[TestClient]:
+    with TestClient(create_app(ranker), base_url="http://127.0.0.1") as found:
+        yield found
+
+
+def ask(client: TestClient, path: str, **body: Any) -> Any:
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text[:300]
+    return response.json()
+
+
+def refused(client: TestClient, path: str, **body: Any) -> tuple[str, str]:
+    """Return the wrong key and the message of an error."""
+    response = client.post(path, json=body)
+    assert response.status_code == 400, response.text[:300]
+    error = response.json()["error"]
+    return error["param"], error["message"]
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.sqrt((vectors.astype(np.float64) ** 2).sum(1, keepdims=True))
+
+
+@pytest.mark.parametrize("path", ["/embed", "/"])
+def test_vectors_are_those_of_encode(client: TestClient, encoder: qkv.Model, path: str) -> None:
+    expected = encoder.encode(TEXTS)
+    assert np.abs(np.linalg.norm(expected, axis=1) - 1).min() > 0.1
+    close: dict[str, Any] = {"rtol": 0, "atol": 1e-6}
+    np.testing.assert_allclose(ask(client, path, inputs=TEXTS), unit(expected), **close)
+    np.testing.assert_allclose(ask(client, path, inputs=TEXTS[1]), unit(expected[1:2]), **close)
+    ids = [encoder.tokenize(text).ids.tolist() for text in TEXTS]
+    np.testing.assert_allclose(ask(client, path, inputs=ids), unit(expected), **close)
+    raw = ask(client, path, inputs=TEXTS, normalize=False)
+    np.testing.assert_allclose(raw, expected, rtol=1e-5, atol=1e-6)
+    short = ask(client, path, inputs=TEXTS, dimensions=5)
+    np.testing.assert_allclose(short, unit(expected[:, :5]), **close)
+    short = ask(client, path, inputs=TEXTS, dimensions=5, normalize=False)
+    np.testing.assert_allclose(short, expected[:, :5], rtol=1e-5, atol=1e-6)
+    asked = unit(encoder.encode(TEXTS, prompt_name="query"))
+    found = ask(client, path, inputs=TEXTS, prompt_name="query")
+    np.testing.assert_allclose(found, asked, **close)
+
+
+def test_without_normalize_the_last_module_does_not_scale(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.write()
+    folder.sentence({"pooling_mode": "mean"}, normalize=True)
+    model = qkv.load(folder.path)
+    with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
+        raw = ask(client, "/embed", inputs=TEXTS, normalize=False)
+        np.testing.assert_allclose(
+            raw, model.encode(TEXTS, normalize_embeddings=False), rtol=1e-5, atol=1e-6
+        )
+        assert np.abs(np.linalg.norm(raw, axis=1) - 1).min() > 0.1
+        np.testing.assert_allclose(
+            ask(client, "/embed", inputs=TEXTS), model.encode(TEXTS), atol=1e-6
+        )
+
+
+@pytest.mark.parametrize(
+    ("body", "key", "words"),
+    [
+        ({}, "inputs", "is missing: give a text"),
+        ({"inputs": []}, "inputs", "is an empty list"),
+        ({"inputs": ["a"] * 9}, "input", "9 texts: send at most 8"),
+        (
+            {"inputs": "a", "prompt_name": "no"},
+            "prompt_name",
+            "has query, document, passage, clustering",
+        ),
+        ({"inputs": "a", "dimensions": 13}, "dimensions", "give 1 to 12"),
+        ({"inputs": "the " * 20, "truncate": False}, "input", "has more than the 16 tokens"),
+        ({"inputs": "a", "truncation_direction": "Left"}, "truncation_direction", "at their end"),
+        ({"inputs": {"source_sentence": "a", "sentences": ["b"]}}, "inputs", "is an object"),
+    ],
+)
+def test_wrong_requests_for_vectors(
+    client: TestClient, body: dict[str, Any], key: str, words: str
+) -> None:
+    param, message = refused(client, "/embed", **body)
+    assert param == key
+    assert words in message
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/"])
+def test_texts_are_ranked_as_tei_ranks_them(
+    ranking: TestClient, ranker: qkv.Model, path: str
+) -> None:
+    logits = ranker.predict([(QUERY, text) for text in TEXTS], activation_fn=lambda x: x)
+    for raw in (True, False):
+        scores = logits if raw else 1 / (1 + np.exp(-logits))
+        answer = ask(ranking, path, query=QUERY, texts=TEXTS, raw_scores=raw)
+        assert [one["index"] for one in answer] == np.argsort(-scores).tolist()
+        np.testing.assert_allclose([one["score"] for one in answer], np.sort(scores)[::-1], 1e-5)
+        assert all(one.keys() == {"index", "score"} for one in answer)
+    answer = ask(ranking, path, query=QUERY, texts=TEXTS, return_text=True)
+    assert [one["text"] for one in answer] == [TEXTS[one["index"]] for one in answer]
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/"])
+def test_documents_are_ranked_as_at_v1_rerank(ranking: TestClient, path: str) -> None:
+    body = {"query": QUERY, "documents": TEXTS, "top_n": 2, "return_documents": True}
+    assert ask(ranking, path, **body) == ask(ranking, "/v1/rerank", **body)
+    assert refused(ranking, path, **body, texts=TEXTS)[0] == "texts"
+
+
+def test_wrong_requests_to_rank(client: TestClient, ranking: TestClient) -> None:
+    assert refused(client, "/rerank", query=QUERY, texts=TEXTS)[0] == "model"
+    assert (
+        refused(ranking, "/rerank", query=QUERY)[1]
+        == "/rerank: texts is missing: give a list of texts"
+    )
+    assert refused(ranking, "/rerank", query=QUERY, texts=TEXTS, top_n=1)[0] == "top_n"
+    long = ["a", "the " * 30]
+    assert len(ask(ranking, "/rerank", query=QUERY, texts=long)) == 2
+    param, message = refused(ranking, "/rerank", query=QUERY, texts=long, truncate=False)
+    assert (param, message[:17]) == ("texts", "/rerank: texts[1]")
+
+
+def test_tokens_have_their_positions(client: TestClient, encoder: qkv.Model) -> None:
+    first, second = ask(client, "/tokenize", inputs=["The cats.", "a"])
+    assert first == [
+        {"id": 2, "text": "[CLS]", "special": True, "start": None, "stop": None},
+        *(
+            {"id": encoder.tokenizer.vocabulary[token], "text": text, "special": False}
+            | {"start": start, "stop": start + len(text)}
+            for token, text, start in (
+                *(("the", "The", 0), ("cat", "cat", 4), ("##s", "s", 7), (".", ".", 8)),
+            )
+        ),
+        {"id": 3, "text": "[SEP]", "special": True, "start": None, "stop": None},
+    ]
+    assert [token["text"] for token in second] == ["[CLS]", "a", "[SEP]"]
+    [bare] = ask(client, "/tokenize", inputs="The cats.", add_special_tokens=False)
+    assert bare == first[1:-1]
+    [asked] = ask(client, "/tokenize", inputs="the", prompt_name="query")
+    assert [token["text"] for token in asked[1:-1]] == ["a", "cat", "the"]
+    assert refused(client, "/tokenize", inputs="the " * 60)[0] == "inputs"
+    assert refused(client, "/tokenize", inputs="a" * (2**20 + 1))[0] == "inputs"
+    assert refused(client, "/tokenize", inputs=[3])[0] == "inputs"
+    assert (
+        refused(client, "/tokenize", inputs=["a"] * 9)[1]
+        == "input has 9 texts: send at most 8 in one request"
+    )
+
+
+def test_info_describes_the_model(client: TestClient, ranking: TestClient) -> None:
+    about = client.get("/info").json()
+    assert about["model_type"] == {"embedding": {"pooling": "mean"}}
+    assert (about["model_dtype"], about["max_input_length"]) == ("float32", 16)
+    assert (about["max_client_batch_size"], about["version"]) == (8, qkv.__version__)
+    assert [*ranking.get("/info").json()["model_type"]] == ["reranker"]
+
+
+def test_health_needs_no_key_and_the_model_does(encoder: qkv.Model, tmp_path: Path) -> None:
+    settings = Settings(keys=keys_in(tmp_path, "k"))
+    with TestClient(create_app(encoder, settings), base_url="http://127.0.0.1") as client:
+        assert client.get("/").status_code == 200
+        for path, body in (("/", TEXTS), ("/embed", TEXTS), ("/tokenize", TEXTS)):
+            assert client.post(path, json={"inputs": body}).status_code == 401
+            assert client.post(path, json={"inputs": body}, headers=KEY).status_code == 200
+        assert client.get("/info").status_code == 401
+        assert client.get("/health", headers={"Host": "10.0.0.1"}).status_code == 200
+        client.app.ending = True
+        assert client.get("/health").status_code == 503
+
+
+def test_huggingface_hub_gets_the_same_vectors(
+    encoder: qkv.Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)  # only for this server
+    with inside(encoder, Settings(keys=keys_in(tmp_path, "k"))) as server:
+        client = InferenceClient(base_url=f"http://127.0.0.1:{server.port}", api_key="k")
+        found = client.feature_extraction(TEXTS, truncate=True, truncation_direction="right")
+        np.testing.assert_allclose(found, unit(encoder.encode(TEXTS)), atol=1e-6)
+        found = client.feature_extraction(TEXTS[0], prompt_name="query", normalize=False)
+        np.testing.assert_allclose(
+            found, encoder.encode(TEXTS[:1], prompt_name="query"), rtol=1e-5, atol=1e-6
+        )
+        with pytest.raises(HfHubHTTPError, match="prompt_name is"):
+            client.feature_extraction(TEXTS, prompt_name="no")
+
+
+def test_requests_with_and_without_scaling_may_share_a_turn(encoder: qkv.Model) -> None:
+    bodies = [{"inputs": TEXTS, "normalize": normalize} for normalize in (True, False)]
+    with inside(encoder) as server, ThreadPoolExecutor(2) as pool:
+        url = f"http://127.0.0.1:{server.port}/embed"
+        with server.held():
+            answers = [pool.submit(httpx.post, url, json=body) for body in bodies]
+            wait_until(lambda: server.worker.waiting == 3)
+        scaled, raw = (answer.result(60).json() for answer in answers)
+    np.testing.assert_allclose(raw, encoder.encode(TEXTS), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(scaled, unit(encoder.encode(TEXTS)), atol=1e-6)
