@@ -76,7 +76,9 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "given", "options", "words"), WRONG, ids=str)
+@pytest.mark.parametrize(
+    ("name", "given", "options", "words"), WRONG, ids=[f"{row[0]}-{row[3]}" for row in WRONG]
+)
 def test_errors(name: str, given: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises((TypeError, ValueError), match=f"^{name}: .*{words}"):
         getattr(qkv.search, name)(*given, **options)
