@@ -8,9 +8,13 @@ Each file of `trial` holds the answers of one task. A line that begins with #= b
 - pair: an answer of the kind "half", and a wrong one that is clearly worse, have the same pair;
 - earns: true for a cheat that the marker does not recognize.
 
-`make test` marks one answer in ten, and `make attack` all. Before the marker was changed after this
-trial, it caught 150 of 150 wrong answers and gave 132 a name other than "unknown"; 56 of 60 right
-answers had all points, 41 of 50 cheats had no points or were named, and 18 of 20 pairs were in
+`make test` marks one answer in 25, and `make attack` all.
+
+The answers whose file names begin with a and b came first. Of their 150 wrong answers, the marker
+caught 150 and gave 132 a name other than "unknown". 56 of 60 right answers had all points, 41 of 50
+cheats had no points or were named, and 18 of 20 pairs were in order. Then the marker was changed.
+The answers that begin with c came afterwards: it caught 40 of 40 wrong ones and named 38; 20 of 20
+right ones had all points, 9 of 10 cheats had no points or were named, and 6 of 6 pairs were in
 order.
 """
 
@@ -30,7 +34,7 @@ ANSWERS = [
     for head, _, code in [answer.partition("\n")]
 ]
 PAIRS = sorted({answer["pair"] for answer in ANSWERS if "pair" in answer})
-SOME = 10
+SOME = 25
 
 
 def mark(answer: dict[str, Any], folder: Path) -> Any:

@@ -72,8 +72,8 @@ def test_every_pair_of_options_has_a_case_with_one_query():
 @pytest.mark.parametrize(
     ("option", "beyond"),
     [
-        ("bias", 520),
-        *(pytest.param("attn_mask", at, marks=pytest.mark.attack) for at in (520, 1030)),
+        pytest.param(option, at, marks=pytest.mark.attack)
+        for option, at in (("bias", 520), ("attn_mask", 520), ("attn_mask", 1030))
     ],
 )
 def test_a_mask_that_is_not_read_behind_a_tile_is_wrong(option, beyond):
@@ -87,7 +87,9 @@ def test_a_mask_that_is_not_read_behind_a_tile_is_wrong(option, beyond):
     assert report.features == {"plain": "right", OPTIONS[option]: "wrong"}
 
 
-@pytest.mark.parametrize("size", [96, 192, 256])
+@pytest.mark.parametrize(
+    "size", [96, *(pytest.param(n, marks=pytest.mark.attack) for n in (192, 256))]
+)
 def test_a_wrong_head_size_is_found(size):
     def double(arrays, options):
         arrays["value"] = 2 * arrays["value"]
@@ -140,6 +142,7 @@ def test_extreme_numbers_show_a_defect(spoiled, feature):
     } - {""}
 
 
+@pytest.mark.attack
 def test_the_gradient_of_rows_that_see_nothing_is_zero():
     def gradient(query, key, value, grad_out, attn_mask=None):
         found = qkv.attention_grad(query, key, value, grad_out, attn_mask=attn_mask)
@@ -155,6 +158,7 @@ def test_the_gradient_of_rows_that_see_nothing_is_zero():
     assert report.features == {"rows that see nothing": "fragile", "gradient": "right"}
 
 
+@pytest.mark.attack
 def test_visible_nan_must_reach_the_output():
     def attention(query, key, value):
         return simple(query, key, value, spoiled="nan")
