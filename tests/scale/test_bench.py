@@ -10,6 +10,7 @@ from benchmarks import scale, texts
 SMALL = 32  # the divisor of the benchmarks' lengths
 
 
+@pytest.mark.attack
 def test_every_benchmarked_way_is_within_its_allowed_error() -> None:
     if not (texts.WORDNET / "data.noun").is_file():
         pytest.skip("its texts are from WordNet: apt-get install wordnet-base")

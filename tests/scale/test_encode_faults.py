@@ -130,7 +130,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(
+    "name", ["SIGKILL", *(pytest.param(n, marks=pytest.mark.attack) for n in ("SIGTERM", "SIGINT"))]
+)
 def test_encoding_resumes_after_a_signal_ends_the_client(
     name: str, source: Path, tmp_path: Path
 ) -> None:

@@ -418,6 +418,7 @@ def test_mistakes_in_a_notebook_are_named(book):
     ]
 
 
+@pytest.mark.attack
 def test_a_decoder_has_more_time_to_be_trained_in_than_other_tasks(book, monkeypatch):
     for name in CELLS:
         seconds = 1.5 if name == "story-model" else 0.5
