@@ -1,5 +1,6 @@
 """Known mistakes, each with a description, its effect, a correction and wrong lines."""
 
+import functools
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -58,32 +59,32 @@ class Mistake:
         return self.nudge or _NO_NUDGE, where, self.remedy or _NO_LINE
 
 
-def read_texts(module: str) -> dict[str, dict[str, Any]]:
-    """Read the mistakes of a module from a TOML file, such as softmax.toml for `_softmax.py`.
+@functools.lru_cache(16)
+def read_tables(package: str, name: str) -> Mapping[str, Any]:
+    """Read the TOML file of a package; `name` is the name of the file, without ".toml"."""
+    # called at import, because a student's file may later replace functions that read files
+    return tomllib.loads(files(package).joinpath(f"{name}.toml").read_text("utf-8"))
 
-    Each table describes a mistake. If a table contains subtables, the fields of the table are
-    default values for the subtables.
+
+def read_rows(
+    tables: Mapping[str, Any], defaults: Mapping[str, Any], groups: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], str, dict[str, Any]]]:
+    """Yield the groups, the name and the fields of each mistake in these tables.
+
+    A table that contains subtables is a group: its fields are default values for the subtables.
     """
-    package, _, name = module.rpartition(".")
-    file = files(package).joinpath(f"{name.removeprefix('_')}.toml")
-    tables = tomllib.loads(file.read_text("utf-8"))
-    return dict(_rows(tables, {}))
-
-
-def _rows(tables: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the name and fields of each mistake in these tables."""
     for name, table in tables.items():
         inner = {key: value for key, value in table.items() if isinstance(value, dict)}
         fields = {**defaults, **{key: table[key] for key in table.keys() - inner.keys()}}
         if inner:
-            yield from _rows(inner, fields)
+            yield from read_rows(inner, fields, (*groups, name))
         else:
-            yield name, fields
+            yield groups, name, fields
 
 
-# The texts are read at import, because a student's file may later replace functions that read
-# files.
-TEXTS = MappingProxyType(read_texts("qkv_marking.mistakes"))
+TEXTS = MappingProxyType(
+    {name: fields for _, name, fields in read_rows(read_tables("qkv_marking", "mistakes"), {})}
+)
 
 
 def look_up(key: str, shows: str = "", **names: str) -> Mistake:

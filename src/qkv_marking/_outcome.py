@@ -322,9 +322,14 @@ def close(got: Array, want: Array) -> bool:
         apart = float(np.abs(np.subtract(got, want, dtype=np.float64)).max(initial=0.0))
     if math.isfinite(apart):  # the arrays contain no nan or inf; this is faster than np.allclose
         return apart <= tolerance * max(1.0, float(np.abs(want).max(initial=0.0)))
-    finite = np.abs(want[np.isfinite(want)])
-    off = tolerance * max(1.0, float(finite.max(initial=0.0)))
+    off = allowed_error(want, tolerance)
     return bool(np.allclose(got, want, rtol=0, atol=off, equal_nan=True))
+
+
+def allowed_error(want: Array, tolerance: float = TOLERANCE) -> float:
+    """Return the allowed absolute error: relative to the largest finite number, or to 1."""
+    finite = np.abs(want[np.isfinite(want)])
+    return tolerance * max(1.0, float(finite.max(initial=0.0)))
 
 
 def same_numbers(a: Array, b: Array) -> bool:

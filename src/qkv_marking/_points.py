@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv_marking._outcome import TOLERANCE, Outcome
+from qkv_marking._outcome import Outcome, allowed_error
 
 ALL_POINTS = 10  # the points of a right function
 _POINTS_IF_WRONG = 8
@@ -57,9 +57,7 @@ def _share_right(run: Outcome) -> float:
 
 def _differ(a: Array, b: Array) -> Array:
     """Return where two arrays differ; two nan count as equal."""
-    finite = np.abs(b[np.isfinite(b)])
-    tolerance = TOLERANCE * max(1.0, float(finite.max(initial=0.0)))
-    return ~np.isclose(a, b, rtol=0, atol=tolerance, equal_nan=True)
+    return ~np.isclose(a, b, rtol=0, atol=allowed_error(b), equal_nan=True)
 
 
 def _share_of_dependences(

@@ -150,7 +150,7 @@ ways = [{ second = "out = without(a, AT, -1)" }]
 @pytest.fixture
 def write(tmp_path, monkeypatch):
     """Return a function that writes a TOML file, and reads it as a `Table`."""
-    monkeypatch.setattr("qkv_marking.tasks._table.files", Path)
+    monkeypatch.setattr("qkv_marking._mistake.files", Path)
 
     def write(text, section="", base=None):
         name = f"written_{len([*tmp_path.iterdir()])}"

@@ -1,18 +1,15 @@
 """The table of a task: the lines of its formula, and its known mistakes, from a TOML file."""
 
-import functools
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array
-from qkv_marking._findings import Symptom
+from qkv_marking._findings import Symptom, of_mistake
 from qkv_marking._formula import Formula, Lines
-from qkv_marking._mistake import Mistake
+from qkv_marking._mistake import Mistake, read_rows, read_tables
 from qkv_marking._outcome import Outcome
 
 _ENDS = {"-1": "last", "0": "first"}
@@ -23,12 +20,6 @@ def without(a: Array, at: int, axis: int, number: float = 0) -> Array:
     a = np.array(a)
     np.moveaxis(a, axis, 0)[at] = number
     return a
-
-
-@functools.lru_cache(16)
-def _read_file(package: str, name: str) -> Mapping[str, Any]:
-    # called at import, because a student's file may later replace functions that read files
-    return tomllib.loads(files(package).joinpath(f"{name}.toml").read_text("utf-8"))
 
 
 class Table:
@@ -67,7 +58,7 @@ class Table:
         base: Formula | None = None,
         section: str = "",
     ) -> None:
-        tables = _read_file(package, name)
+        tables = read_tables(package, name)
         table: dict[str, Any] = dict(tables[section] if section else tables)
         base = base or Formula({})
         self.formula = Formula(
@@ -79,20 +70,12 @@ class Table:
         self._groups: dict[str, list[str]] = {}
         plain = [key for key, value in table.items() if not isinstance(value, dict)]
         self.fields: dict[str, Any] = {key: table.pop(key) for key in plain}
-        self._read(table, {}, ())
-
-    def _read(self, tables: Mapping[str, Any], defaults: Lines, groups: tuple[str, ...]) -> None:
-        for name, table in tables.items():
-            inner = {key: value for key, value in table.items() if isinstance(value, dict)}
-            fields = {**defaults, **{key: table[key] for key in table.keys() - inner.keys()}}
-            if inner:
-                self._read(inner, fields, (*groups, name))
-                continue
-            if name in self._rows:
-                raise KeyError(f"two tables have the name {name}")
-            self._rows[name] = fields
-            for group in (*groups, name):
-                self._groups.setdefault(group, []).append(name)
+        for groups, row, fields in read_rows(table, {}):
+            if row in self._rows:
+                raise KeyError(f"two tables have the name {row}")
+            self._rows[row] = fields
+            for group in (*groups, row):
+                self._groups.setdefault(group, []).append(row)
 
     def group(self, *names: str) -> tuple[Mistake, ...]:
         """Return the mistakes of these groups and tables, or all mistakes, in the file's order."""
@@ -112,7 +95,7 @@ class Table:
 
     def finding(self, name: str, run: Outcome | None, **values: object) -> Symptom:
         """Return a finding: the mistake in the table `name`, and the call that shows it."""
-        return Symptom(**vars(self.mistake(name, **values)), run=run)
+        return of_mistake(self.mistake(name, **values), run)
 
     def _mistakes(self, name: str, *ways: Lines, **values: object) -> Iterator[Mistake]:
         fields = {"key": name, **self._rows[name]}

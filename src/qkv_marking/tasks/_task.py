@@ -109,7 +109,6 @@ class StepwiseMarking(Marking):
             steps,
             returns=returns,
         )
-        self.right = steps
 
     def test_all(self, groups: Sequence[Group]) -> None:
         """Check that the smallest call gives the same output twice, then run the tests in order."""
