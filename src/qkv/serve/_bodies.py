@@ -17,6 +17,19 @@ _TABLE = tomllib.loads(files("qkv.serve").joinpath("keys.toml").read_text(encodi
 IGNORED: tuple[str, ...] = tuple(_TABLE["ignored"])  # Keys that never change an answer.
 # The token ids of a text. Validation stops at the first invalid id.
 Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
+_Text = Annotated[str, Field(min_length=1)]
+# What a request for vectors contains, and the same in words.
+Inputs = Annotated[
+    _Text
+    | Annotated[list[_Text], Field(min_length=1, fail_fast=True)]
+    | Ids
+    | Annotated[list[Ids], Field(min_length=1, fail_fast=True)],
+    Field(
+        description="One text or several texts; or the token ids of one text or of several texts.",
+        examples=["The cat sat on the mat."],
+    ),
+]
+INPUTS = "a text, a list of texts, a list of token ids, or a list of such lists, none of them empty"
 
 
 @dataclass(frozen=True)

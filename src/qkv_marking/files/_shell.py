@@ -83,6 +83,7 @@ def to_python(source: str) -> str:
     try:
         from IPython.core.inputtransformer2 import TransformerManager
 
+        # the class has no types
         transform: Callable[[str], str] = TransformerManager().transform_cell  # type: ignore[no-untyped-call]
         return transform(source)
     except Exception:  # it is not installed

@@ -3,7 +3,7 @@
 from base64 import b64encode
 from collections.abc import Sequence
 from itertools import chain
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import orjson
@@ -14,7 +14,15 @@ from starlette.responses import Response
 from qkv.arrays import Array
 from qkv.models import Model
 from qkv.serve._batches import too_many
-from qkv.serve._bodies import Body, Ids, PromptUsage, describe_body, quote, read_json
+from qkv.serve._bodies import (
+    INPUTS,
+    Body,
+    Inputs,
+    PromptUsage,
+    describe_body,
+    quote,
+    read_json,
+)
 from qkv.serve._memory import hold
 from qkv.serve._refusals import not_finite
 
@@ -27,28 +35,17 @@ TYPES = {
 }
 EXAMPLE = {"input": ["I sat on the bank of the river.", "The bank charged a fee."]}
 
-_Text = Annotated[str, Field(min_length=1)]
-
 
 class EmbeddingsBody(Body):
     """The keys of a request for vectors."""
 
     call: ClassVar[str] = "embeddings"
     ways: ClassVar[dict[str, str]] = {
-        "input": "a text, a list of texts, a list of token ids, or a list of such lists, "
-        "none of them empty",
+        "input": INPUTS,
         "truncate": 'true, false, "END" or "NONE"',
     }
 
-    input: (
-        _Text
-        | Annotated[list[_Text], Field(min_length=1, fail_fast=True)]
-        | Ids
-        | Annotated[list[Ids], Field(min_length=1, fail_fast=True)]
-    ) = Field(
-        description="One text or several texts; or the token ids of one text or of several texts.",
-        examples=["The cat sat on the mat."],
-    )
+    input: Inputs
     encoding_format: Literal["float", "base64"] | None = Field(
         "float", description="Numbers, or base64 of float32, the lowest byte first."
     )

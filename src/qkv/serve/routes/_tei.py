@@ -18,13 +18,11 @@ from qkv.models.network.pooling import activate
 from qkv.models.run.truncation import MAX_CHARS
 from qkv.models.sentence.rank import best
 from qkv.serve._batches import too_many
-from qkv.serve._bodies import Body, Ids, describe_body, quote, read_json
+from qkv.serve._bodies import INPUTS, Body, Inputs, describe_body, quote, read_json
 from qkv.serve._refusals import Refused, not_finite
 from qkv.serve.routes._rerank import Ranking, rank_documents, score
 
 router = APIRouter()
-
-_Text = Annotated[str, Field(min_length=1)]
 
 
 class _Prompted(Body):
@@ -48,20 +46,9 @@ class EmbedBody(_Prompted):
     """The keys of a request for vectors, with TEI's names."""
 
     call: ClassVar[str] = "embed"
-    ways: ClassVar[Mapping[str, str]] = {
-        "inputs": "a text, a list of texts, a list of token ids, or a list of such lists, "
-        "none of them empty"
-    }
+    ways: ClassVar[Mapping[str, str]] = {"inputs": INPUTS}
 
-    inputs: (
-        _Text
-        | Annotated[list[_Text], Field(min_length=1, fail_fast=True)]
-        | Ids
-        | Annotated[list[Ids], Field(min_length=1, fail_fast=True)]
-    ) = Field(
-        description="One text or several texts; or the token ids of one text or of several texts.",
-        examples=["The cat sat on the mat."],
-    )
+    inputs: Inputs
     normalize: bool = Field(True, description="Whether to scale each vector to length 1.")
     truncate: bool = Field(True, description="Whether long texts are cut at their end or refused.")
     dimensions: int | None = Field(
