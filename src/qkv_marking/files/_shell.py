@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import importlib
 import inspect
 import re
 import signal
@@ -81,11 +82,8 @@ def to_python(source: str) -> str:
     if parses(source):  # in valid Python, lines that begin with % are inside a string
         return source
     try:
-        from IPython.core.inputtransformer2 import TransformerManager
-
-        # the class has no types
-        transform: Callable[[str], str] = TransformerManager().transform_cell  # type: ignore[no-untyped-call]
-        return transform(source)
+        ipython = importlib.import_module("IPython.core.inputtransformer2")
+        return str(ipython.TransformerManager().transform_cell(source))
     except Exception:  # it is not installed
         return "\n".join(map(_line_to_python, source.split("\n")))
 
