@@ -76,8 +76,9 @@ def _option(case: Case, name: str, words: Any, rng: np.random.Generator) -> Any:
         if "blind" in words:
             lengths[0] = 0
         return lengths[::-1].copy() if "rising" in words else lengths
-    if name == "q_offset" and words == "rows":
-        return case.S - case.L - np.arange(case.B)
+    if name == "q_offset" and str(words).startswith("rows"):
+        offsets = case.S - case.L - np.arange(case.B)
+        return offsets[::-1].copy() if "rising" in words else offsets
     return tuple(words) if name == "window" else words
 
 

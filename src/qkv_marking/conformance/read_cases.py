@@ -204,7 +204,14 @@ _ONCE = {name: _case({"name": name, "L": 4, "S": 7} | row) for name, row in _TAB
 _SIZES = ((1, 7), (1, 300), (2, 1100))
 # the features that test an option, keyed by option
 _FEATURES_OF = {
-    **{name: [case.feature for case in _ONCE.values() if name in case.options] for name in OPTIONS},
+    **{
+        name: [
+            case.feature
+            for case in _ONCE.values()
+            if name in case.options and case.feature != "q_offset"
+        ]
+        for name in OPTIONS
+    },
     "q_offset": ["q_offset"],
     "return_weights": ["weights"],
     "return_lse": ["LSE"],
@@ -225,10 +232,10 @@ def plan_cases(dtypes: Collection[str], halves: Collection[str]) -> Iterator[Cas
                 )
                 for option, case in _ONCE.items()
             )
-        for one, other in itertools.combinations(_ONCE.values(), 2):
-            if not _both_set(one.options, other.options):
-                pair = _pair(one, other, dtype)
-                yield from (pair, replace(pair, name=f"{pair.name}, L = 1", L=1))
+        for pair in _pairs():
+            pair = replace(pair, dtype=dtype)
+            yield from (pair, replace(pair, name=f"{pair.name}, L = 1", L=1))
+            yield replace(pair, name=f"{pair.name}, L = 9, S = 40", L=9, S=40, d=4, dv=4)
     for dtype in halves:
         yield from _of_feature("half precision", dtype)
 
@@ -240,6 +247,10 @@ def _of_feature(feature: str, dtype: str) -> Iterator[Case]:
         for n in range(count):
             flat = {name: value[n] if isinstance(value, list) else value
                     for name, value in row.items()} | {"dtype": dtype}  # fmt: skip
+            if row.get("pairs"):
+                for pair in _pairs():
+                    yield _with_row(pair, flat, feature)
+                continue
             if not row.get("once"):
                 yield _case(flat, feature=feature)
                 continue
@@ -253,7 +264,21 @@ def _both_set(options: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
     return bool(options.keys() & others.keys() - {"q_offset"})
 
 
-def _pair(one: Case, other: Case, dtype: str) -> Case:
+def _pairs() -> Iterator[Case]:
+    """Yield the pairs of options of the table `once` that do not set the same argument."""
+    for one, other in itertools.combinations(_ONCE.values(), 2):
+        if not _both_set(one.options, other.options):
+            yield _pair(one, other)
+
+
+def _with_row(pair: Case, row: Mapping[str, Any], feature: str) -> Case:
+    """Return a pair of options with the values of a row of cases.toml."""
+    case = _case({"name": "{option}", "option": pair.name, **row}, feature=feature)
+    values = {name: getattr(case, name) for name in row if name in _FIELDS} | {"name": case.name}
+    return replace(pair, **values, feature=feature, options={**pair.options, **case.options})
+
+
+def _pair(one: Case, other: Case) -> Case:
     """Create a case that combines the options of two cases.
 
     The new case tests only one feature: the feature of `one` or the feature of `other`, whichever
@@ -265,7 +290,6 @@ def _pair(one: Case, other: Case, dtype: str) -> Case:
         name=f"{one.name} and {other.name}",
         Hq=max(one.Hq, other.Hq),
         options={**one.options, **other.options},
-        dtype=dtype,
         optional=True,
     )
 
@@ -277,10 +301,11 @@ def random(seed: int, count: int, dtypes: Collection[str]) -> Iterator[Case]:
     for number in range(count):
         names = [name for name in _ONCE if rng.random() < 0.25]
         options: dict[str, Any] = {}
+        features = ["plain"]
         for name in names:
             if not _both_set(_ONCE[name].options, options):
                 options |= _ONCE[name].options
-        features = [_ONCE[name].feature for name in names] or ["plain"]
+                features.append(_ONCE[name].feature)
         Hkv = int(rng.integers(1, 4))
         group = int(rng.integers(2, 4)) if "grouped" in names else 1
         L, S = (int(2 ** rng.uniform(0, 7)) + int(rng.integers(0, 2)) for _ in range(2))
