@@ -33,6 +33,23 @@ def lagging_maximum(s: Array, tile: int, most: float) -> Array:
     return extra + np.where(kept == -np.inf, 0, kept)
 
 
+def skipped_rescaling(s: Array, tile: int, least: float) -> Array:
+    """For each key, return the sum of the later rises of the running maximum up to `least`."""
+    best, skipped = running_maximum(s, tile), np.zeros_like(s)
+    for j in range(tile, s.shape[-1], tile):
+        rise = best[..., j : j + 1] - best[..., j - 1 : j]
+        skipped[..., :j] += np.where(rise <= least, rise, 0)
+    return skipped
+
+
+def count_idle_tiles(seen: Array, tile: int) -> Array:
+    """Return the number of tiles after the first of which a row sees no key: (..., 1)."""
+    count = np.zeros((*seen.shape[:-1], 1))
+    for j in range(tile, seen.shape[-1], tile):
+        count += ~seen[..., j : j + tile].any(-1, keepdims=True)
+    return count
+
+
 def tile_maximum(s: Array, tile: int) -> Array:
     """For each key, return the largest score in its tile."""
     top = np.empty_like(s)

@@ -136,7 +136,8 @@ def values(case: Case, drawn: Drawn, dtype: Any = np.float64) -> dict[str, Any]:
         offset = case.S - case.L if offset == "end" else 0
     sinks = wide("sinks")
     shapes = {name: getattr(case, name) for name in ("B", "Hq", "Hkv", "L", "S", "d", "dv")}
-    kind = np.dtype(np.float32) if case.dtype in ("float16", "bfloat16") else float_type(case.dtype)
+    own = float_type(case.dtype)
+    half = own if own.itemsize == 2 else None
     return shapes | {
         "G": case.Hq // case.Hkv,
         **{name: wide(name) for name in ("query", "key", "value", "grad_out", "bias")},
@@ -156,7 +157,8 @@ def values(case: Case, drawn: Drawn, dtype: Any = np.float64) -> dict[str, Any]:
         "is_offset_given": case.options.get("q_offset") is not None
         and "q_offset" not in case.unsaid
         and not isinstance(drawn["q_offset"], str),
-        "type": kind,
+        "type": own if half is None else np.dtype(np.float32),
+        "half": half,
         "in_memory": lambda name: in_memory(case, drawn[name], name).astype(dtype),
         "in_rows": lambda name: in_rows(case, drawn[name], name).astype(dtype),
         "in_order": lambda name: in_order(case, drawn[name], name).astype(dtype),

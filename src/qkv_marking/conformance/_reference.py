@@ -15,9 +15,11 @@ from qkv.attend.formula import weigh
 from qkv_marking._formula import Formula, Lines
 from qkv_marking._tiles import (
     average_tiles,
+    count_idle_tiles,
     divide_each_tile,
     lagging_maximum,
     running_maximum,
+    skipped_rescaling,
     tile_maximum,
 )
 
@@ -242,6 +244,14 @@ def _sum(x: Array, bits: float) -> Array:
     return total
 
 
+def _add_in(dtype: Any, x: Array) -> Array:
+    """Sum over the last axis one number after another, and round each sum to the dtype."""
+    total = np.zeros((*x.shape[:-1], 1), dtype)
+    for j in range(x.shape[-1]):
+        total = (total + x[..., j : j + 1].astype(dtype)).astype(dtype)
+    return total.astype(x.dtype)
+
+
 def _turn(mask: Array, s: Array) -> Array:
     """Read the memory of a mask (..., L, S) as an array (..., S, L)."""
     whole = np.broadcast_to(mask, s.shape) if mask.ndim < 4 else mask
@@ -296,6 +306,9 @@ _HELPERS = MappingProxyType(
         "sees_no_tile": _sees_no_tile,
         "rounded": _round,
         "summed": _sum,
+        "added_in": _add_in,
+        "skipped": skipped_rescaling,
+        "idle_tiles": count_idle_tiles,
         "tiles": average_tiles,
     }
 )
