@@ -120,7 +120,7 @@ bench: $(BENCH_VENV)/.bench $(VENV)/.kernel $(if $(filter serve,$(or $(ONLY),ser
 conformance: $(CONFORMANCE_VENV)/.conformance ## judge the attention of qkv and of other libraries, and write docs/conformance.md
 	$(CONFORMANCE_VENV)/bin/python -m benchmarks.conformance
 
-judge: $(VENV)/.dev ## judge 120 defective and 80 correct kernels with `qkv conform`, and count what it finds and names
+judge: $(VENV)/.dev ## judge 127 defective and 80 correct kernels with `qkv conform`, and count what it finds and names
 	PYTHONPATH=tests $(BIN)/python -m marking.conformance.trial.judging
 
 docs: $(VENV)/.docs ## build the documentation, executing every page and the notebooks of the course; test the scripts in training/

@@ -1,4 +1,4 @@
-"""Two blind trials: 120 defective and 80 correct kernels, by the cases that decide each kernel.
+"""Three blind trials: 127 defective and 80 correct kernels, by the cases that decide each kernel.
 
 `make test` judges every tenth kernel, `make attack` all of them, and `make judge` by all cases.
 """
@@ -11,6 +11,7 @@ from .trial.correct import CORRECT, GRADIENTS
 from .trial.judging import decide, judge, name_of
 from .trial.second_table import RIGHT, RIGHT_GRADIENTS, SECOND
 from .trial.table import DEFECTIVE
+from .trial.third_table import THIRD
 
 SLOW = ("hidden NaN", "half precision", "gradient")  # `make judge` and `make attack` have them too
 
@@ -23,7 +24,7 @@ def some(kernels, function_of):
     ]
 
 
-@pytest.mark.parametrize("entry", some([*DEFECTIVE, *SECOND], lambda entry: entry.function))
+@pytest.mark.parametrize("entry", some([*DEFECTIVE, *SECOND, *THIRD], lambda entry: entry.function))
 def test_a_defect_is_found_and_named(entry):
     report = judge(entry.function, entry.gradient, [entry.feature, *entry.beside])
     verdict = decide(entry, report)

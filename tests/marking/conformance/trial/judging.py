@@ -1,4 +1,4 @@
-"""Judge the kernels of both trials, and compare the cards with the tables.
+"""Judge the kernels of all trials, and compare the cards with the tables.
 
 `make judge` runs this module as a program: it judges all kernels by all cases, in two processes.
 """
@@ -17,6 +17,7 @@ from qkv_marking.conformance.report import Report
 from .correct import CORRECT, GRADIENTS
 from .second_table import RIGHT, RIGHT_GRADIENTS, SECOND
 from .table import DEFECTIVE, Entry
+from .third_table import THIRD
 
 
 class Trial(NamedTuple):
@@ -29,7 +30,7 @@ class Trial(NamedTuple):
 
 TRIALS = {
     "first": Trial(DEFECTIVE, CORRECT, GRADIENTS),
-    "second": Trial(SECOND, RIGHT, RIGHT_GRADIENTS),
+    "second and third": Trial([*SECOND, *THIRD], RIGHT, RIGHT_GRADIENTS),
 }
 
 
@@ -120,7 +121,7 @@ def _judge_trial(name: str, pool: ProcessPoolExecutor) -> bool:
 
 
 def main() -> int:
-    """Judge both trials; return 1 if one of them demands more."""
+    """Judge all trials; return 1 if one of them demands more."""
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         return max([_judge_trial(name, pool) for name in TRIALS])
 
