@@ -182,6 +182,16 @@ class Defect(NamedTuple):
         return self.says.format(number=f"{self.number:g}", few=few)
 
 
+# the feature of which a defect is typical that replaces only these lines
+_TYPICAL = MappingProxyType({"left": "window", "right": "window", "alibi": "ALiBi"})
+
+
+def _typical(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the features of which a defect is typical."""
+    default = {_TYPICAL.get(line, "") for line in row["lines"]}
+    return tuple(row.get("features", default if len(default) == 1 and "" not in default else ()))
+
+
 @functools.cache
 def defects() -> tuple[Defect, ...]:
     """Return all known defects without conditions, most common first."""
@@ -193,7 +203,7 @@ def defects() -> tuple[Defect, ...]:
     return tuple(
         Defect(
             *(key, row["says"], row["lines"], number, row.get("rough", False)),
-            *(row.get("vague", ""), "", tuple(row.get("features", ()))),
+            *(row.get("vague", ""), "", _typical(row)),
         )
         for key, row in table.items()
         for number in row.get("numbers", [None])

@@ -117,3 +117,16 @@ def test_a_name_that_explains_few_of_the_wrong_cases_is_not_given():
     report = qkv.conform(attention, features=["plain"])
     assert report.features == {"plain": "wrong"}
     assert report.findings["plain"].explanation is None
+
+
+def test_a_mistake_of_windows_is_not_filed_under_offsets():
+    def attention(query, key, value, is_causal=False, window=None, q_offset=None):
+        if window is not None:
+            window = (window[0], window[0])
+        return qkv.attention(
+            query, key, value, is_causal=is_causal, window=window, q_offset=q_offset
+        )
+
+    report = qkv.conform(attention, features=["causal", "q_offset", "window"])
+    assert report.features == {"causal": "right", "q_offset": "right", "window": "wrong"}, report
+    assert "the right side of the window had the width of the left side" in report.remark("window")
