@@ -727,7 +727,7 @@ def test_streams_that_nobody_reads_keep_no_other_waiting():
         async with working(streams=2, stream_tokens=100) as worker:
             slow = [Resumed(40) for _ in range(4)]
             streams = [
-                worker.stream(one, connection=("slow", number), size=50)
+                worker.stream(one, connection=("slow", number), size=lambda n: 50)
                 for number, one in enumerate(slow)
             ]
             for stream in streams:
@@ -754,15 +754,15 @@ def test_long_streams_keep_no_other_waiting():
         async with working(streams=4, stream_tokens=400) as worker:
             long = [Resumed(10**9) for _ in range(4)]
             tasks = [
-                asyncio.create_task(read(worker, one, number, size=100))
+                asyncio.create_task(read(worker, one, number, size=lambda n: 100))
                 for number, one in enumerate(long)
             ]
             while min(one.next for one in long) < 2:
                 await asyncio.sleep(0)
             last = Resumed(3)
-            stream = worker.stream(last, connection="last", size=100)
+            stream = worker.stream(last, connection="last", size=lambda n: 100)
             assert [piece async for piece in stream] == [1, 2, 3]
-            whole = worker.stream(last := Resumed(3), connection="whole", size=1000)
+            whole = worker.stream(Resumed(3), connection="whole", size=lambda n: 1000)
             assert [piece async for piece in whole] == [1, 2, 3]  # larger than `stream_tokens`
             for task in tasks:
                 await gone(task)
@@ -770,25 +770,43 @@ def test_long_streams_keep_no_other_waiting():
     run(main())
 
 
-def test_open_streams_never_exceed_stream_tokens():
-    """Among nine streams of different sizes, the open streams never exceed `stream_tokens`."""
-    most = 0
-    all_of_them = []
+class Growing(Resumed):
+    """A stream that keeps a prompt and all its pieces in memory while it is open."""
 
-    class Watched(Resumed):
-        def __init__(self, count, size):
-            super().__init__(count)
-            self.size = size
+    def __init__(self, count, prompt, seen=lambda: None):
+        super().__init__(count)
+        self.prompt, self.seen = prompt, seen
 
-        def __call__(self):
-            nonlocal most
-            for piece in super().__call__():
-                most = max(most, sum(one.size * one.open for one in all_of_them))
-                yield piece
+    def __call__(self):
+        for piece in super().__call__():
+            self.seen()
+            yield piece
+
+    def size(self, pieces):
+        return self.prompt + min(self.next + pieces, self.count)
+
+    @property
+    def held(self):
+        return (self.prompt + self.next) * self.open
+
+
+@pytest.mark.parametrize("tokens", [400, 150])
+def test_open_streams_never_exceed_stream_tokens(tokens):
+    """Among nine streams that grow, the open streams never exceed `stream_tokens`.
+
+    A stream that is larger is open alone.
+    """
+    held, all_of_them = [], []
+
+    def look():
+        sizes = [one.held for one in all_of_them if one.open]
+        held.append(0 if len(sizes) == 1 else sum(sizes))
 
     async def main():
-        async with working(streams=3, stream_tokens=100) as worker:
-            all_of_them[:] = [Watched(2 * QUANTUM + 7, 10 * number) for number in range(1, 10)]
+        async with working(streams=3, stream_tokens=tokens) as worker:
+            all_of_them[:] = [
+                Growing(2 * QUANTUM + 7, 10 * number, look) for number in range(1, 10)
+            ]
             found = await asyncio.gather(
                 *(
                     asyncio.create_task(read(worker, one, ("client", number), size=one.size))
@@ -796,10 +814,54 @@ def test_open_streams_never_exceed_stream_tokens():
                 )
             )
             assert found == [[*range(1, 2 * QUANTUM + 8)]] * 9
-            assert most <= 100
+            assert max(held) <= tokens
             # An opened stream computes at least this many pieces before it is closed and reopened.
             least = min(QUANTUM, AHEAD // 2)
             assert all(one.opened <= 1 + one.count / least for one in all_of_them)
+
+    run(main())
+
+
+def test_a_stream_holds_memory_for_its_next_pieces_and_not_for_all():
+    """20 streams of up to 4,000 pieces begin at once, though only 4 of them could end at once."""
+
+    async def main():
+        async with working(streams=4, stream_tokens=16_384) as worker:
+            long = [Growing(4000, 100) for _ in range(20)]
+            tasks = [
+                asyncio.create_task(read(worker, one, number, size=one.size))
+                for number, one in enumerate(long)
+            ]
+            while max(one.next for one in long) < QUANTUM:
+                await asyncio.sleep(0)
+            assert min(one.next for one in long) > QUANTUM // 2
+            assert all(one.opened == 1 for one in long)
+            for task in tasks:
+                await gone(task)
+
+    run(main())
+
+
+def test_a_stream_that_cannot_grow_continues_later():
+    """Two streams grow until only one fits: both end, and take turns until then."""
+    first_to_end, pair, held = [], [], []
+
+    def look():
+        held.append(sum(one.held for one in pair))
+
+    async def main():
+        async with working(streams=2, stream_tokens=8 * QUANTUM) as worker:
+            pair[:] = [Growing(7 * QUANTUM, 0, look) for _ in range(2)]
+
+            async def whole(one):
+                found = await read(worker, one, id(one), size=one.size)
+                first_to_end.append([other.next for other in pair])
+                return found
+
+            found = await asyncio.gather(*map(whole, pair))
+            assert found == [[*range(1, 7 * QUANTUM + 1)]] * 2
+            assert min(first_to_end[0]) > 4 * QUANTUM  # the other stream was not left behind
+            assert 7 * QUANTUM < max(held) <= 8 * QUANTUM
 
     run(main())
 

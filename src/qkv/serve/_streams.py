@@ -10,7 +10,7 @@ from qkv.serve._waiting import Request, Turns, plain_error
 
 END = object()
 AHEAD = 16  # The maximum number of computed pieces that the client has not read.
-QUANTUM = 64  # After this many pieces, a stream may be closed to free memory.
+QUANTUM = 64  # Memory is reserved for this many pieces; then a stream may be closed to free memory.
 
 
 @dataclass(eq=False, kw_only=True)
@@ -20,7 +20,9 @@ class Stream(Request):
     Attributes:
         begin: a function that makes the iterator. If the iterator was closed to free memory,
             `begin` makes a new iterator, which continues after the last computed piece.
-        size: the approximate number of tokens that the iterator keeps in memory.
+        size: a function of `n` that returns the approximate number of tokens which the iterator
+            keeps in memory at most while it computes the next `n` pieces.
+        reserved: the number of tokens for which this stream has room; 0 if it is closed.
         pieces: the iterator, while the stream is open.
         computed: the number of pieces computed so far.
         taken: the number of pieces that the client has read.
@@ -28,7 +30,8 @@ class Stream(Request):
     """
 
     begin: Callable[[], Iterator[Any]]
-    size: int = 0
+    size: Callable[[int], int] = field(default=lambda n: 0)
+    reserved: int = 0
     pieces: Iterator[Any] | None = None
     computed: int = 0
     taken: int = 0
@@ -72,7 +75,7 @@ class Stream(Request):
     def close(self) -> None:
         """Close the iterator, and free its memory."""
         close = getattr(self.pieces, "close", None)
-        self.pieces, self.turns = None, 0
+        self.pieces, self.turns, self.reserved = None, 0, 0
         if close is not None:
             with suppress(BaseException):  # the error of a closed iterator is ignored
                 close()
@@ -82,10 +85,12 @@ class Streams:
     """All streams. A turn computes one piece for each of up to `most` streams.
 
     A stream that waits for its client gets no turn until the client continues to read. A stream is
-    open while its iterator is in memory. To free memory for a stream, another stream is closed
-    if its client does not read. If memory is still short, a stream is also closed if it has
-    computed at least `QUANTUM` pieces since it was opened. A closed stream opens again at its next
-    turn. A short stream does not have to wait for the end of a long stream.
+    open while its iterator is in memory. An open stream has room for `QUANTUM` pieces. After these
+    pieces, it needs room for `QUANTUM` more. To make room for a stream, another stream is closed if
+    its client does not read. If memory is still short, a stream is also closed if it has computed
+    at least `QUANTUM` pieces since it was opened. If this is not enough, the stream that needs room
+    is closed itself. A closed stream opens again at its next turn. A short stream does not have to
+    wait for the end of a long stream.
 
     Args:
         most: the maximum number of pieces that one turn computes.
@@ -148,57 +153,65 @@ class Streams:
     def _choose(self) -> list[Stream]:
         """Return the streams for which this turn computes a piece.
 
-        Both open and closed streams can be chosen. A closed stream is chosen only if `_has_room`
-        finds room for it; the turn then opens it.
+        Both open and closed streams can be chosen. A closed stream is chosen only if `_reserve`
+        makes room for it; the turn then opens it.
         """
         chosen, lines = list[Stream](), self._lines.copy()
         self._lines.reverse()
         while lines and len(chosen) < self._most:
             line = lines.pop(0)
-            stream = self._next_open() if line is self._due else self._next_closed(chosen)
+            stream = self._next_open(chosen) if line is self._due else self._next_closed(chosen)
             if stream is not None:
                 chosen.append(stream)
                 lines.append(line)
         return chosen
 
-    def _next_open(self) -> Stream | None:
-        """Return the next open stream in the queue, or None."""
+    def _next_open(self, chosen: Sequence[Stream]) -> Stream | None:
+        """Return the next open stream in the queue; close streams that have no room to continue."""
         while (stream := self._due.next()) is not None:
-            if stream in self._all and stream.pieces is not None:
-                return stream
-            if stream in self._all:
-                self._closed.add(stream)
+            if stream not in self._all:
+                continue
+            if stream.pieces is not None:
+                if stream.turns % QUANTUM or self._reserve(stream, chosen):
+                    return stream
+                stream.close()
+            self._closed.add(stream)
         return None
 
     def _next_closed(self, chosen: Sequence[Stream]) -> Stream | None:
         """Return the next closed stream in the queue; None if memory is too full to reopen it."""
         while (stream := self._closed.first) is not None:
-            if stream in self._all and not self._has_room(stream, chosen):
+            if stream in self._all and not self._reserve(stream, chosen):
                 return None
             self._closed.remove(stream)
             if stream in self._all:
                 return stream
         return None
 
-    def _has_room(self, stream: Stream, chosen: Sequence[Stream]) -> bool:
-        """Return whether a stream fits in memory, after closing other streams if needed."""
-        streams = [other for other in self._all if other.pieces is not None or other in chosen]
-        closable = [other for other in streams if other in self._parked]
+    def _reserve(self, stream: Stream, chosen: Sequence[Stream]) -> bool:
+        """Make room for the next `QUANTUM` pieces of a stream, after closing others if needed.
+
+        Return False if there is no room.
+        """
+        size = stream.size(QUANTUM)
+        others = [other for other in self._all if other.reserved and other is not stream]
+        closable = [other for other in others if other in self._parked]
         closable += sorted(
-            (s for s in streams if s.turns >= QUANTUM and s not in (*closable, *chosen)),
+            (s for s in others if s.turns >= QUANTUM and s not in (*closable, *chosen)),
             key=lambda other: -other.turns,
         )
-        over = sum(other.size for other in streams) + stream.size - self._tokens
+        over = sum(other.reserved for other in others) + size - self._tokens
         needed = []
         for other in closable:
             if over <= 0:
                 break
             needed.append(other)
-            over -= other.size
-        if over > 0 and len(needed) < len(streams):
+            over -= other.reserved
+        if over > 0 and len(needed) < len(others):
             return False
         for other in needed:
             other.close()
+        stream.reserved = size
         return True
 
     def _forget(self, stream: Stream) -> None:

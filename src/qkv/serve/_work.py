@@ -180,7 +180,11 @@ class Worker:
         return result
 
     async def stream(
-        self, begin: Callable[[], Iterator[Any]], *, connection: Hashable, size: int = 0
+        self,
+        begin: Callable[[], Iterator[Any]],
+        *,
+        connection: Hashable,
+        size: Callable[[int], int] = lambda n: 0,
     ) -> AsyncIterator[Any]:
         """Yield the items of an iterator, one in each turn, until the client disconnects.
 
@@ -190,7 +194,8 @@ class Worker:
         Args:
             begin: a function that makes the iterator.
             connection: the connection of the client.
-            size: the approximate number of tokens that the iterator keeps in memory.
+            size: a function of `n` that returns the approximate number of tokens which the iterator
+                keeps in memory at most while it computes the next `n` items.
 
         Raises:
             Refused: too many requests wait (429), or the server is shutting down (503).

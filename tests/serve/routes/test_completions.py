@@ -504,11 +504,14 @@ def test_long_prompts_are_measured_in_parts_that_are_kept(tmp_path: Path) -> Non
 
 
 def test_a_group_has_a_limited_number_of_completions(model: qkv.Model) -> None:
-    body = CompletionsBody.read({"prompt": ["a"] * 300, "max_tokens": 1})
+    body = CompletionsBody.read({"prompt": ["a"] * 300, "max_tokens": 3})
     completion = Completion(model, body, Settings())
     sizes = [len(rows) for rows in completion._groups()]
     assert (sum(sizes), max(sizes)) == (300, TOGETHER)
-    assert completion.size == TOGETHER * (len(ids_of("a")) + 1)
+    prompt = len(ids_of("a"))
+    assert [completion.size(n) for n in (1, 64)] == [TOGETHER * (prompt + n) for n in (1, 3)]
+    next(completion.pieces())
+    assert completion.size(1) == TOGETHER * (prompt + 2)
 
 
 LARGE: list[tuple[dict[str, Any], int, str]] = [

@@ -350,10 +350,9 @@ class Completion:
         """Return the object that splits a completion into pieces."""
         return Writer(model, row, body)
 
-    @property
-    def size(self) -> int:
-        """The estimated number of tokens that the computation keeps in memory."""
-        return max(_tokens(rows) for rows in self._groups())
+    def size(self, pieces: int) -> int:
+        """Estimate how many tokens are in memory at most during the next pieces."""
+        return max(_tokens(rows, pieces) for rows in self._groups())
 
     @property
     def usage(self) -> Usage:
@@ -432,9 +431,11 @@ class Completion:
         yield group
 
 
-def _tokens(rows: Sequence[Row]) -> int:
-    """Return the number of tokens of a batch, including padding and new tokens."""
-    return len(rows) * max(len(row.prompt_tokens) + row.max_new_tokens for row in rows)
+def _tokens(rows: Sequence[Row], pieces: int = sys.maxsize) -> int:
+    """Return the number of tokens of a batch after some more pieces, including padding."""
+    return len(rows) * max(
+        len(row.prompt_tokens) + min(len(row.ids) + pieces, row.max_new_tokens) for row in rows
+    )
 
 
 @dataclass
