@@ -140,6 +140,8 @@ def values(case: Case, drawn: Drawn, dtype: Any = np.float64) -> dict[str, Any]:
     half = own if own.itemsize == 2 else None
     return shapes | {
         "G": case.Hq // case.Hkv,
+        # the number of each query head if heads are stored as (groups, key heads)
+        "swapped_groups": np.arange(case.Hq).reshape(-1, case.Hkv).T.ravel(),
         **{name: wide(name) for name in ("query", "key", "value", "grad_out", "bias")},
         **{name: drawn.get(name) for name in ("scale", "softcap", "return_weights", "return_lse")},
         "is_causal": drawn.get("is_causal", False),

@@ -5,8 +5,16 @@ import numpy as np
 from .second_options_pieces import NEG, give, kept, place_of, quiet, softmax, weigh, wide
 
 
-def _scores(q, k):
-    return q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+def _begin(query, key, value):
+    """Return queries, keys and values in float64, one key head per query head, and the scores."""
+    q, k, v = wide(query, key, value)
+    return q, k, v, q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+
+
+def _plain(query, key, value):
+    _q, _k, v, s = _begin(query, key, value)
+    w, _ = softmax(s, kept(s.shape))
+    return give(weigh(w, kept(s.shape), v), query)
 
 
 @quiet
@@ -14,8 +22,7 @@ def alibi_by_columns(
     query, key, value, alibi_slopes=None, is_causal=False, q_offset=None, return_lse=False
 ):
     """Under a causal mask, ALiBi is slope * j: only the LSE shows the missing constant of a row."""
-    q, k, v = wide(query, key, value)
-    s = _scores(q, k)
+    _q, _k, v, s = _begin(query, key, value)
     keep = kept(s.shape, is_causal, q_offset)
     if alibi_slopes is not None:
         slopes, j = np.asarray(alibi_slopes, np.float64)[:, None, None], np.arange(s.shape[-1])
@@ -28,8 +35,7 @@ def alibi_by_columns(
 @quiet
 def window_of_first_row(query, key, value, is_causal=False, window=None, q_offset=None):
     """Tiles of 4 queries begin at a key that follows from the offset of batch row 0."""
-    q, k, v = wide(query, key, value)
-    s = _scores(q, k)
+    _q, _k, v, s = _begin(query, key, value)
     keep = kept(s.shape, is_causal, q_offset, window)
     if window is not None and window[0] is not None and len(s):
         first = int(place_of(q_offset, len(s), *s.shape[2:])[0, 0, 0, 0])
@@ -44,8 +50,7 @@ def splits_publish_sinks(
     query, key, value, is_causal=False, q_offset=None, sinks=None, return_lse=False
 ):
     """Each of four splits without visible keys joins with the sink as its LSE."""
-    q, k, v = wide(query, key, value)
-    s = _scores(q, k)
+    _q, _k, v, s = _begin(query, key, value)
     keep = kept(s.shape, is_causal, q_offset)
     size = max(1, -(-s.shape[-1] // 4))
     outs, lses = [], []
@@ -69,8 +74,7 @@ def splits_publish_sinks(
 @quiet
 def row_sum_in_half(query, key, value):
     """The sum of a row has the type of the query, and grows key by key."""
-    q, k, v = wide(query, key, value)
-    s = _scores(q, k)
+    _q, _k, v, s = _begin(query, key, value)
     e = np.exp(s - s.max(-1, keepdims=True, initial=-1e30))
     total = e.sum(-1)
     if query.dtype.itemsize == 2:
@@ -86,17 +90,13 @@ def query_in_memory_order(query, key, value):
     """Up to eight queries are read in the order of memory."""
     if query.shape[2] <= 8:
         query = query.ravel(order="K").reshape(query.shape)
-    q, k, v = wide(query, key, value)
-    s = _scores(q, k)
-    w, _ = softmax(s, np.ones(s.shape, bool))
-    return give(weigh(w, np.ones(s.shape, bool), v), query)
+    return _plain(query, key, value)
 
 
 @quiet
 def weights_of_their_time(query, key, value, is_causal=False, q_offset=None, return_weights=False):
     """The returned weights of a tile of 8 keys subtract the maximum up to this tile."""
-    q, k, v = wide(query, key, value)
-    s = _scores(q, k)
+    _q, _k, v, s = _begin(query, key, value)
     keep = kept(s.shape, is_causal, q_offset)
     s = np.where(keep, s, NEG)
     w, _ = softmax(s, keep)
@@ -111,18 +111,14 @@ def weights_of_their_time(query, key, value, is_causal=False, q_offset=None, ret
 
 @quiet
 def grouped(query, key, value):
-    q, k, v = wide(query, key, value)
-    s = _scores(q, k)
-    w, _ = softmax(s, np.ones(s.shape, bool))
-    return give(weigh(w, np.ones(s.shape, bool), v), query)
+    return _plain(query, key, value)
 
 
 @quiet
 def grouped_backward(query, key, value, grad_out):
     """The gradient of query head h goes to key head h % Hkv."""
-    q, k, v = wide(query, key, value)
-    s = _scores(q, k)
-    w, _ = softmax(s, np.ones(s.shape, bool))
+    q, k, v, s = _begin(query, key, value)
+    w, _ = softmax(s, kept(s.shape))
     up = grad_out.astype(np.float64)
     d_w = up @ v.swapaxes(-1, -2)
     d_s = w * (d_w - (w * d_w).sum(-1, keepdims=True)) / np.sqrt(q.shape[-1])
