@@ -131,10 +131,11 @@ def differing(cards: dict[str, dict[str, Any]], status: str) -> list[str]:
             how = f"as if {finding['as_if']}" if finding["as_if"] else case["message"]
             how = CAUSES.get((card["target"], feature), how) if status == "fragile" else how
             how = " ".join(how.split()).rstrip(".") or "no known defect gives this result"
-            how = how if len(how) < 160 else f"{how[:160]}…"
             said = f"**{column}, {feature}** ({counts[status]} of {sum(counts.values())} cases)"
             if status != "wrong":
-                how = f"`{how.replace('`', '')}`" if status == "refused" else how
+                if status == "refused":  # an error message, which may be long
+                    short = how if len(how) < 160 else f"{how[:160]}…"
+                    how = f"`{short.replace('`', '')}`"
                 lines.append(f"- {said}: {how}")
                 continue
             lines += [f"{said}: {how}.", ""]

@@ -1,4 +1,4 @@
-"""Call the attention functions of other libraries as documented.
+"""Call the attention functions of other libraries as their documentation says.
 
 In the report, features that a library does not offer have the status "absent".
 """
@@ -188,7 +188,7 @@ def _kinds(inputs: Mapping[str, Any]) -> _Kinds:
 
 
 class _Operator(NamedTuple):
-    """An operator of ONNX, with attributes as pairs `(name, value)`."""
+    """An ONNX operator, with its attributes as pairs `(name, value)`."""
 
     name: str
     attributes: tuple[tuple[str, Any], ...]
@@ -290,7 +290,7 @@ def _mlx() -> Callee:
         )
         if options.get("is_causal"):
             if mask is not None:
-                raise NotImplementedError("`mask` is either 'causal' or an array")
+                raise NotImplementedError("`mask` can be 'causal' or an array, but not both")
             mask = "causal"
         scale = options.get("scale", query.shape[-1] ** -0.5)
         return np.array(

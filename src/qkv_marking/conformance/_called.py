@@ -51,8 +51,8 @@ class Callee:
         aligned: "start" if the function aligns the first query with the first key, "end" if it
             aligns the last query with the last key, None if unknown.
         says: the name and version of the function's library.
-        unnamed: arguments that only `**options` of the function takes, by their names in qkv.
-        defaults: values in the function's signature that may change a call without the argument,
+        unnamed: arguments that only the function's `**options` accept, by their names in qkv.
+        defaults: values in the function's signature that may affect a call that omits the argument,
             keyed by the name in qkv.
     """
 

@@ -8,23 +8,17 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
+from qkv_marking.conformance._defects import Defect, conditions, defects, limits, under
 from qkv_marking.conformance._random_arrays import draw, values
-from qkv_marking.conformance._reference import (
-    GRADIENT,
-    LINES,
-    Defect,
-    Expected,
-    conditions,
-    defects,
-    under,
-)
+from qkv_marking.conformance._reference import GRADIENT, LINES, Expected, run
 from qkv_marking.conformance._runs import Answer, CaseResult, answer, parts
 
 _MAX_CASES = 120  # An explanation is compared with at most this many cases.
 _LARGE = 30_000  # To save time, cases with more array elements than this are skipped.
 _ROUNDING = 1e-5  # Allowed rounding error, relative to the largest number.
-# A name must explain this share of the wrong cases of a feature. The number of right cases of the
-# feature that it would make wrong is at most `_REFUTING` times the number of wrong cases.
+# A named defect must explain this share of a feature's wrong cases. The number of the feature's
+# right cases that the defect would make wrong is at most `_REFUTING` times the number of wrong
+# cases.
 _ENOUGH, _REFUTING = 0.9, 0.7
 # The number of cases that must show a condition of a defect: wrong cases that the defect explains,
 # and right cases that the defect without its condition would make wrong.
@@ -72,9 +66,9 @@ class _Seen:
     right: Answer
     error: float
     bound: float
-    # for sets of defects: do they give the result of the case, and do they make it wrong?
+    # for each set of defects: whether it gives the result of the case, and makes the case wrong
     known: dict[tuple[Defect, ...], tuple[bool, bool]] = field(default_factory=dict)
-    true: dict[str, bool] = field(default_factory=dict)  # conditions
+    true: dict[str, bool] = field(default_factory=dict)  # the known values of conditions
 
     @classmethod
     def of(cls, result: CaseResult) -> "_Seen":
@@ -86,15 +80,15 @@ class _Seen:
         return cls(result, values(result.case, drawn), right, error, bound)
 
     def shows(self, candidates: tuple[Defect, ...]) -> bool:
-        """Do these defects, applied together, make the result of the case wrong?"""
+        """Return whether these defects together make the result of the case wrong."""
         return self._compare(candidates)[1]
 
     def is_explained_by(self, candidates: tuple[Defect, ...]) -> bool:
-        """Do these defects, applied together, give the result of the case?"""
+        """Return whether these defects together produce the result of the case."""
         return self._compare(candidates)[0]
 
     def has(self, condition: str) -> bool:
-        """Is a condition true for the call?"""
+        """Return whether a condition is true for the call."""
         if condition not in self.true:
             self.true[condition] = bool(eval(condition, {"np": np, **self.values}))
         return self.true[condition]
@@ -102,7 +96,7 @@ class _Seen:
     def _compare(self, candidates: tuple[Defect, ...]) -> tuple[bool, bool]:
         """Return `(is explained by, shows)`.
 
-        A defect with a condition is the defect without it, or none.
+        For a defect with a condition, the defect has no effect if the condition is false.
         """
         if any(one.base is not None for one in candidates):
             candidates = tuple(
@@ -154,7 +148,7 @@ class _Seen:
 
 
 def _differs(result: CaseResult) -> bool:
-    """Does the result have wrong values or shapes? Side effects alone give False."""
+    """Return whether the result has wrong values or shapes; ignore side effects."""
     return (
         result.status in ("wrong", "fragile")
         and bool(result.outputs)
@@ -165,7 +159,7 @@ def _differs(result: CaseResult) -> bool:
 def _near(
     a: Array, b: Array, judged: Any, bound: float, most: float = np.inf, slack: float = 0
 ) -> bool:
-    """Are two arrays equal up to rounding in the rows that `judged` selects?"""
+    """Return whether two arrays are equal, up to rounding, in the rows that `judged` selects."""
     a, b = a[judged], np.asarray(b, np.float64)[judged]
     largest = np.abs(a[np.isfinite(a)]).max(initial=0)
     off = min(max(bound, max(_ROUNDING, slack) * largest), most)
@@ -175,12 +169,16 @@ def _near(
 def _with(candidates: Sequence[Defect], values: Mapping[str, Any]) -> Expected | None:
     """Run the formula with several defects; return None if two defects replace the same line."""
     lines: dict[str, str] = {}
+    limited = [defect for defect in candidates if defect.only]
     for defect in candidates:
         if lines.keys() & defect.lines.keys():
             return None
-        lines |= defect.filled
+        lines |= {} if defect.only else defect.filled
     try:
-        return candidates[-1].run(values, lines)
+        found = run(values, lines)
+        for defect in limited:
+            found = defect.run(values, lines, found)
+        return found
     except (ArithmeticError, IndexError, ValueError):  # a replaced line raised an error
         return None
 
@@ -200,15 +198,13 @@ class Explainer:
         self.known: list[Defect] = []
         self._at: list[str] = []  # for each defect in `known`, the feature for which it was found
         self._wrong = {result.feature for result in results if result.status == "wrong"}
-        right: dict[str, list[CaseResult]] = {}
-        for result in results:
-            if result.status == "right" and result.outputs and result.case.poison in (True, False):
-                right.setdefault(result.feature, []).append(result)
-        few = [result for group in right.values() for result in group[:: len(group) // 12 + 1]]
-        self._right = [_Seen.of(result) for result in few if result.case.size()[1] < _LARGE]
+        right = (it for it in results if it.status == "right")
+        right = (it for it in right if not it.case.poison or it.case.hides_nan)
+        self._right = _of_each_feature(it for it in right if it.outputs)
+        self._bad = _of_each_feature(filter(_differs, results))
 
     def explain(self, results: Sequence[CaseResult]) -> Explanation | None:
-        """Find known defects that would give the function's wrong results, or return None."""
+        """Find known defects that would produce the function's wrong results, or return None."""
         results = [result for result in results if result.case.size()[1] < _LARGE]
         wrong = sorted(filter(_differs, results), key=lambda result: result.case.size())
         if not wrong:
@@ -256,11 +252,14 @@ class Explainer:
     def _best(self, seen: list[_Seen]) -> tuple[Defect, ...]:
         """Return a small set of defects that explains the first case and nearly all other cases."""
         known = tuple(defect for defect in self.known if not defect.rough)
-        exact = [defect for defect in defects() if not defect.rough]
+        exact = whole = [defect for defect in defects() if not defect.rough]
         true = [name for name, condition in conditions().items() if seen[0].has(condition)]
+        if wrong := _wrong_results(seen):
+            names = seen[0].right.names
+            exact = [*whole, *(one for defect in whole for one in limits(defect, names, wrong))]
 
         def after(some: tuple[Defect, ...]) -> list[tuple[Defect, ...]]:
-            """Return `some` and a new defect that gives the first result, with any condition."""
+            """Add to `some` each new defect, with any condition, that explains the first result."""
             new = [one for one in exact if one not in some]
             fitting = [one for one in new if seen[0].is_explained_by((*some, one))]
             limited = (under(one, name) for one in fitting for name in true)
@@ -276,7 +275,7 @@ class Explainer:
             lambda: [one for some in _some(known) for one in after(some)],
             under_two,
             lambda: (
-                [] if known else [*combinations([one for one in exact if seen[0].shows((one,))], 2)]
+                [] if known else [*combinations([one for one in whole if seen[0].shows((one,))], 2)]
             ),
         ]
         for step in steps:
@@ -286,7 +285,7 @@ class Explainer:
         return self._best_rough(seen)
 
     def _explains(self, candidates: tuple[Defect, ...], seen: list[_Seen]) -> bool:
-        """Do the defects explain nearly all wrong cases, and leave most right cases right?"""
+        """Return whether defects explain nearly all wrong cases, and spoil few right cases."""
         if not seen[0].is_explained_by(candidates):
             return False
         wrong = [case for case in seen if case.result.status != "right"]
@@ -307,13 +306,16 @@ class Explainer:
         needed = sum(case.shows(always) and not case.shows(candidates) for case in right)
         return len(wrong) + needed >= _AT_LEAST
 
-    def _score(self, candidates: tuple[Defect, ...], seen: list[_Seen]) -> tuple[float, bool, int]:
-        """Return the score of a set of defects, a tuple of three numbers; a larger tuple is better.
+    def _score(
+        self, candidates: tuple[Defect, ...], seen: list[_Seen]
+    ) -> tuple[float, bool, int, int]:
+        """Return the score of a set of defects, a tuple of four numbers; a larger tuple is better.
 
         The first number is the fraction of explained cases, among the cases that tell the defects
-        apart from a right function. The second number tells whether the defects are typical of the
-        feature. The third number is `-n`. Here n is the number of changed lines; a number in a
-        defect, such as a tile size, adds 2 to n, and a condition adds 1.
+        apart from a right function. The second number tells whether the defects are typical of
+        the feature. The third number counts the explained wrong cases of other features. The fourth
+        number is `-n`. Here n is the number of changed lines; a number in a defect, such as a tile
+        size, adds 2 to n, and a condition or a limit to some results adds 1.
         """
         feature = seen[0].result.feature
         cases = [*seen, *(case for case in self._right if case.result.feature != feature)]
@@ -322,13 +324,17 @@ class Explainer:
         ]
         share = sum(case.is_explained_by(candidates) for case in telling) / len(telling)
         numbers = sum(defect.number is not None and not defect.vague for defect in candidates)
-        lines = sum(len(defect.lines) + bool(defect.when) for defect in candidates)
+        lines = sum(
+            len(defect.lines) + bool(defect.when) + bool(defect.only) for defect in candidates
+        )
         typical = {feature, *self._wrong} if feature == "causal" else {feature}
         is_typical = any(typical.intersection(defect.features) for defect in candidates)
-        return round(share, 3), is_typical, -lines - 2 * numbers
+        others = [case for case in self._bad if case.result.feature != feature]
+        elsewhere = sum(case.is_explained_by(candidates) for case in others)
+        return round(share, 3), is_typical, elsewhere, -lines - 2 * numbers
 
     def _best_rough(self, seen: list[_Seen]) -> tuple[Defect, ...]:
-        """Return the defect whose errors are about as large as the function's, if only one is."""
+        """Return the only defect whose errors are about as large as the function's, if any."""
         if any(defect.rough for defect in self.known):
             return ()
         wrong = [case for case in seen if case.result.status != "right"]
@@ -343,16 +349,39 @@ class Explainer:
         return (best,) if all(value > unlike[best] + _CLEARLY for value in others) else ()
 
     def _words(self, defect: Defect, best: tuple[Defect, ...], seen: list[_Seen]) -> str:
-        """Describe a defect; if other numbers fit as well as its number, do not give the number."""
+        """Describe a defect; omit its number if other numbers fit equally well."""
         score = self._score(best, seen)
         base = defect.base or defect
         for one in defects():
-            if defect.vague and one.key == base.key and one != base:
-                other = defect._replace(number=one.number, base=one) if defect.base else one
+            if defect.vague and one.key == base.key and one.number != base.number:
+                other = base._replace(number=one.number)
+                other = defect._replace(number=one.number, base=other) if defect.base else other
                 changed = tuple(other if one == defect else one for one in best)
                 if self._score(changed, seen) == score:
                     return defect.says.format(number=defect.vague)
         return defect.words(seen[0].values)
+
+
+def _of_each_feature(results: Iterable[CaseResult]) -> list[_Seen]:
+    """Return at most 12 of the small cases of each feature."""
+    groups: dict[str, list[CaseResult]] = {}
+    for result in results:
+        if result.case.size()[1] < _LARGE:
+            groups.setdefault(result.feature, []).append(result)
+    few = (it for group in groups.values() for it in group[:: len(group) // 12 + 1])
+    return [_Seen.of(result) for result in few]
+
+
+def _wrong_results(seen: Iterable[_Seen]) -> tuple[str, ...]:
+    """Return the names of the results that are wrong in some case; () if a shape is wrong."""
+    wrong: dict[str, None] = {}
+    for case in (case for case in seen if case.result.status != "right"):
+        if not case.right.fits(case.result.outputs):
+            return ()
+        errors = case.right.errors(case.result.outputs)
+        bounds = zip(case.right.names, errors, case.right.bounds, strict=True)
+        wrong |= dict.fromkeys(name for name, error, bound in bounds if not error <= bound)
+    return tuple(wrong)
 
 
 def _spread(results: Sequence[CaseResult], count: int) -> list[CaseResult]:

@@ -32,20 +32,20 @@ _USUAL = ((64, 64), (128, 128), (256, 256), (16, 16), (1, 64), (1, 128), (8, 8),
 
 
 class _Sizes(NamedTuple):
-    """The sizes that a function accepts, of the sizes that were tried."""
+    """Those of the tried sizes that a function accepts."""
 
     accepted: tuple[int, ...]
     tried: tuple[int, ...]
 
     @property
     def step(self) -> int:
-        """The number whose multiples are accepted, from the smallest to the largest; or 0."""
+        """The number whose multiples in the accepted range are all accepted, or 0."""
         step, low, top = math.gcd(*self.accepted), min(self.accepted), max(self.accepted)
         between = [n for n in self.tried if n % step == 0 and low <= n <= top]
         return step if between == [*self.accepted] and len(between) > 4 else 0
 
     def nearest(self, size: int) -> int:
-        """Return the smallest accepted size that is not below `size`, or the largest one."""
+        """Return the smallest accepted size of at least `size`; if there is none, the largest."""
         low, top = min(self.accepted), max(self.accepted)
         if not self.step:
             return min((n for n in self.accepted if n >= size), default=top)

@@ -159,6 +159,7 @@ def values(case: Case, drawn: Drawn, dtype: Any = np.float64) -> dict[str, Any]:
         "is_offset_given": case.options.get("q_offset") is not None
         and "q_offset" not in case.unsaid
         and not isinstance(drawn["q_offset"], str),
+        "is_offset_end": isinstance(drawn.get("q_offset"), str) and drawn["q_offset"] == "end",
         "type": own if half is None else np.dtype(np.float32),
         "half": half,
         "in_memory": lambda name: in_memory(case, drawn[name], name).astype(dtype),
@@ -223,6 +224,6 @@ def in_rows(case: Case, a: Array, name: str) -> Array:
 
 
 def in_order(case: Case, a: Array, name: str) -> Array:
-    """Return the numbers of the view in the order of memory, without the gaps of the view."""
+    """Return the numbers of the view in the order of memory, without the gaps in the view."""
     base, view = laid(case, name, a)
     return np.asarray(view(base)).ravel(order="K").reshape(a.shape)

@@ -1,10 +1,6 @@
 """The attention formula as a table of lines of code; a defect replaces some of these lines."""
 
-import functools
-import tomllib
 from collections.abc import Mapping
-from importlib.resources import files
-from textwrap import indent
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,13 +13,16 @@ from qkv_marking._tiles import (
     average_tiles,
     count_idle_tiles,
     divide_each_tile,
+    join_in_base_2,
+    join_in_base_e,
+    kept_maximum,
     lagging_maximum,
     running_maximum,
     skipped_rescaling,
     tile_maximum,
 )
 
-# Scores have the shape (B, H, L, S): batch, heads, queries, keys. Positions of queries are i, and
+# Scores have shape (B, H, L, S): batch, heads, queries, keys. Positions of queries are i, and
 # positions of keys are j. G is the number of query heads per key head.
 LINES = MappingProxyType(
     {
@@ -81,9 +80,6 @@ GRADIENT = MappingProxyType(
 )
 
 
-_ALL = MappingProxyType(LINES | GRADIENT)
-
-
 class Expected(NamedTuple):
     """The results of a call, either right or with a defect."""
 
@@ -122,115 +118,6 @@ def run(values: Mapping[str, Any], changes: Lines | None = None, dtype: Any = No
     largest = max((float(x[np.isfinite(x)].max(initial=0)) for x in sizes), default=0.0)
     gradients = (names.get(name) for name in ("d_query", "d_key", "d_value"))
     return Expected(names["out"], names["w"], names["lse"], seen, largest, *gradients)
-
-
-class Defect(NamedTuple):
-    """A known defect of real kernels.
-
-    Attributes:
-        key: the short name of the defect.
-        says: the defect as text, such as "the kernel ignored softcap".
-        lines: replacements for lines of the formula, keyed by the name of the line.
-        number: a number in the lines, such as a tile size, or None.
-        rough: whether the formula predicts the size of the errors, but not the exact outputs. The
-            exact outputs of such a defect depend on the order of summation.
-        vague: words that replace the number if several numbers give the same results.
-        when: the condition, in words, under which the kernel has the defect; "" for always.
-        features: the features of which the defect is typical.
-        condition: the condition as an expression, such as `L == 1`, or "".
-        base: for a defect with a condition, the same defect without the condition.
-    """
-
-    key: str
-    says: str
-    lines: Lines
-    number: float | None = None
-    rough: bool = False
-    vague: str = ""
-    when: str = ""
-    features: tuple[str, ...] = ()
-    condition: str = ""
-    base: "Defect | None" = None
-
-    def __hash__(self) -> int:
-        return hash((self.key, self.number))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Defect) and (self.key, self.number) == (other.key, other.number)
-
-    def run(self, values: Mapping[str, Any], beside: Lines | None = None) -> Expected:
-        """Run the formula; this defect and `beside` replace some of its lines."""
-        return run({**values, "number": self.number}, {**(beside or {}), **self.filled})
-
-    @property
-    def filled(self) -> dict[str, str]:
-        """The lines, in which the placeholder NUMBER is replaced by `number`."""
-        number = "" if self.number is None else f"{self.number:.9g}"
-        return {name: line.replace("NUMBER", number) for name, line in self.lines.items()}
-
-    def words(self, values: Mapping[str, Any]) -> str:
-        """Return the text `says` with the numbers of a case filled in.
-
-        Args:
-            values: the values of the case; `values["S"]` is the number of keys.
-        """
-        if self.number is None:
-            return self.says
-        tile = int(self.number) if self.number >= 1 else 1
-        rest = values["S"] % tile
-        few = f"the last {rest} keys" if rest > 1 else "the last key"
-        return self.says.format(number=f"{self.number:g}", few=few)
-
-
-# the feature of which a defect is typical that replaces only these lines
-_TYPICAL = MappingProxyType({"left": "window", "right": "window", "alibi": "ALiBi"})
-
-
-def _typical(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the features of which a defect is typical."""
-    default = {_TYPICAL.get(line, "") for line in row["lines"]}
-    return tuple(row.get("features", default if len(default) == 1 and "" not in default else ()))
-
-
-@functools.cache
-def defects() -> tuple[Defect, ...]:
-    """Return all known defects without conditions, most common first."""
-    table = tomllib.loads(files(__package__).joinpath("defects.toml").read_text("utf-8"))
-    del table["when"]
-    for key, row in table.items():
-        if unknown := row["lines"].keys() - {*LINES, *GRADIENT}:
-            raise KeyError(f"defects.toml: {key} replaces lines that do not exist: {unknown}")
-    return tuple(
-        Defect(
-            *(key, row["says"], row["lines"], number, row.get("rough", False)),
-            *(row.get("vague", ""), "", _typical(row)),
-        )
-        for key, row in table.items()
-        for number in row.get("numbers", [None])
-    )
-
-
-@functools.cache
-def conditions() -> Mapping[str, str]:
-    """Return conditions under which kernels have a defect: expressions, keyed by words."""
-    table = tomllib.loads(files(__package__).joinpath("defects.toml").read_text("utf-8"))
-    return MappingProxyType(table["when"])
-
-
-def under(defect: Defect, *names: str) -> Defect:
-    """Return a defect that the kernel has only under these conditions, keys of `conditions()`."""
-    condition = " and ".join(f"({conditions()[name]})" for name in names)
-    lines = {
-        name: f"if {condition}:\n{indent(line, '    ')}\nelse:\n{indent(_ALL[name], '    ')}"
-        for name, line in defect.lines.items()
-    }
-    when = " and ".join([names[0], *(name.removeprefix("in calls ") for name in names[1:])])
-    key, says = f"{defect.key} {when}", f"{defect.says} {when}"
-    return Defect(
-        *(key, says, lines, defect.number, defect.rough, defect.vague, when),
-        condition=condition,
-        base=defect,
-    )
 
 
 def _sees_no_tile(seen: Array, tile: int) -> Array:
@@ -278,6 +165,36 @@ def _tile_heads(mask: Array, B: int, H: int) -> Array:
     return tiled
 
 
+def _read_on(mask: Array, s: Array) -> Array:
+    """Read S successive entries from the start of each row of a mask (..., L, 1)."""
+    if mask.shape[-1] != 1 or not s.size:
+        return mask
+    rows = np.broadcast_to(mask, (*s.shape[:-1], 1)).ravel()
+    read: Array = rows[(np.arange(rows.size)[:, None] + np.arange(s.shape[-1])) % rows.size]
+    return read.reshape(s.shape)
+
+
+def _fill_blocks(allowed: Array, size: int) -> Array:
+    """Show all entries of the blocks of a mask whose corners are visible."""
+    filled: Array = allowed.copy()
+    for i in range(0, allowed.shape[-2], size):
+        for j in range(0, allowed.shape[-1], size):
+            block = allowed[..., i : i + size, j : j + size]
+            corners: Array = np.all(block[..., [0, 0, -1, -1], [0, -1, 0, -1]], axis=-1)
+            filled[..., i : i + size, j : j + size] |= corners[..., None, None]
+    return filled
+
+
+def _of_heads(x: Array, index: Array) -> Array:
+    """Select heads of an array (..., H, L, S), unless the array has one head for all."""
+    return x[..., index, :, :] if x.ndim > 2 and x.shape[-3] == len(index) else x
+
+
+def _of_batches(x: Array, index: Array) -> Array:
+    """Select batches of an array (B, H, L, S), unless the array has one batch for all."""
+    return x[index] if np.ndim(x) == 4 and len(x) == len(index) else x
+
+
 def _exponent_bits(x: Array) -> Array:
     """Return 2 ** x; the whole part of x is written into the exponent of a float32."""
     whole = np.rint(np.where(np.isfinite(x), x, 0))
@@ -306,6 +223,13 @@ _HELPERS = MappingProxyType(
         "weigh": weigh,
         "turned": _turn,
         "tiled_heads": _tile_heads,
+        "read_on": _read_on,
+        "filled_blocks": _fill_blocks,
+        "joined_in_base_2": join_in_base_2,
+        "joined_in_base_e": join_in_base_e,
+        "kept_maximum": kept_maximum,
+        "of_heads": _of_heads,
+        "of_batches": _of_batches,
         "exponent_bits": _exponent_bits,
         "quantized": _quantize,
         "taylor": _taylor,

@@ -29,7 +29,7 @@ class CaseResult:
     Attributes:
         case: the call.
         status: "right", "wrong", "fragile" or "refused". A case is fragile if its result is right
-            but for inputs with NaN or infinity, rows that see nothing, or bits that differ.
+            except for inputs with NaN or infinity, rows that see nothing, or bits that differ.
         error: the largest error in a returned array; None if the results cannot be compared. If the
             call returns several arrays, the error is from the array with the largest ratio of error
             to bound.
@@ -62,11 +62,11 @@ class CaseResult:
 
 
 class Runs:
-    """Runs cases one after another, in a process that is started again after a crash.
+    """Runs cases one after another, in a process that is restarted after a crash.
 
     Args:
         start: a function that starts the process.
-        strict: whether fragile cases are wrong.
+        strict: whether fragile cases count as wrong.
     """
 
     def __init__(self, start: Callable[[], Isolated], strict: bool = False) -> None:
@@ -85,7 +85,7 @@ class Runs:
         except Ended as end:
             self.close()
             raise ValueError(
-                f"conform: loading the function ends its process: {end.shows}"
+                f"conform: the process ended while loading the function: {end.shows}"
             ) from None
 
     def run(self, case: Case) -> CaseResult:
@@ -205,7 +205,7 @@ class Answer:
         return max(zip(errors, self.bounds, strict=True), key=_ratio)
 
     def fits(self, outputs: Sequence[Array]) -> bool:
-        """Are the number and the shapes of the arrays right?"""
+        """Return whether the number and the shapes of the arrays are right."""
         return [a.shape for a in self.arrays] == [np.shape(b) for b in outputs]
 
 

@@ -37,6 +37,7 @@ _NAMES = MappingProxyType(
 )
 _RANDOM = 60
 _HANGS = 3  # after this number of crashes or hangs, the other cases of a feature are skipped
+_AGAIN = 3  # a call that is right this number of times is not right by chance
 _STEPS = 60  # the maximum number of calls in the search for a smaller failing case
 _DEPENDS = "it depends on earlier calls: in a new process, the same call is right"
 
@@ -66,7 +67,7 @@ def conform(
 
     Structured cases come first (each feature, pairs of features, and sizes near tile sizes), then
     random cases. For a wrong feature, the report shows the smallest failing case, and the known
-    kernel defects that would give the same output. If the function raises errors for some sizes,
+    kernel defects that would produce the same output. If the function raises errors for some sizes,
     such as head sizes that are not multiples of 8, the report states these limits, and all cases
     have sizes within the limits.
 
@@ -75,8 +76,8 @@ def conform(
             or the name of another library's attention, such as `"torch.sdpa"`.
         arrays: the library of the function's arrays: `"numpy"`, `"torch"` or `"jax"`.
         names: argument names that differ from `qkv.attention`, for example `{"mask": "attn_mask"}`.
-        dtypes: the dtypes in which all features are judged. If float16 or bfloat16 exists in the
-            library but not in `dtypes`, the feature "half precision" tests it.
+        dtypes: the dtypes in which all features are judged. The feature "half precision" tests
+            float16 and bfloat16, if the library has them.
         gradient: the backward pass, called as `gradient(query, key, value, grad_out, **arguments)`.
             Its first three results are the gradients of query, key and value, as in
             `qkv.attention_grad`. If `gradient` is None, torch and JAX differentiate the function.
@@ -85,9 +86,9 @@ def conform(
             `"end"` aligns the last query with the last key; `"start"` aligns the first query with
             the first key.
         device: the device of torch or JAX arrays, such as `"cuda"`.
-        strict: whether fragile features are wrong.
-        seed: the random seed for the random cases.
-        seconds: the time limit of a call.
+        strict: whether fragile features count as wrong.
+        seed: the seed of the random cases.
+        seconds: the time limit for each call.
         waiting: a function to call several times per second during the run.
 
     Returns:
@@ -119,7 +120,6 @@ def conform(
     start = _start(task | {"names": names}, {"seconds": seconds, "waiting": waiting})
     with closing(Runs(start, strict)) as runs:
         about = runs.load()
-        halves = [dtype for dtype in about["halves"] if dtype not in dtypes]
         limits = _limits(runs, dtypes[0])
         ignored = {name for name in about["unnamed"] if _ignores(runs, name, limits, dtypes[0])}
         about = {**about, "offered": {*about["offered"]} - ignored}
@@ -127,7 +127,7 @@ def conform(
             about["gradient"] = {*about["gradient"]} - ignored
         fit = _fit_to(runs, about, aligned, limits)
         cases = _fit_cases(
-            [*plan_cases(dtypes, halves), *random(seed, _RANDOM, dtypes)], fit, chosen
+            [*plan_cases(dtypes, about["halves"]), *random(seed, _RANDOM, dtypes)], fit, chosen
         )
         results = _all(runs, cases)
         causes = _find_causes(runs, results, fit, chosen)
@@ -159,7 +159,7 @@ def _check_names(**values: Collection[str]) -> None:
     """Raise an error if an argument of `conform` contains an unknown name."""
     if not (dtypes := values["dtypes"]) or isinstance(dtypes, str):
         raise ValueError(
-            f'conform: the argument dtypes is {dtypes!r}: give names, such as ("float32",)'
+            f'conform: the argument dtypes is {dtypes!r}; pass names, such as ("float32",)'
         )
     for argument, known in _NAMES.items():
         for value in values[argument]:
@@ -179,7 +179,7 @@ def _start(task: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolate
     for function in (target, target if gradient is None else gradient):
         if not (isinstance(function, str) or callable(function)):
             raise TypeError(
-                f"conform: `function` is a {type(function).__name__}, which cannot be"
+                f"conform: `function` has type {type(function).__name__}, which cannot be"
                 " called: write conform(my_attention), without () after the name"
             )
     if isinstance(target, str) and isinstance(gradient, str | None):
@@ -209,12 +209,12 @@ def _limits(runs: Runs, dtype: str) -> Limits:
     case = Case("plain", L=64, S=64, d=64, dv=64, dtype=dtype)
     raise ValueError(
         f"conform: the simplest call is refused ({case.describe()}): {runs.run(case).message}; the"
-        " function must accept function(query, key, value) with arrays (B, H, L, d)"
+        " function must accept the call function(query, key, value) with arrays (B, H, L, d)"
     )
 
 
 def _ignores(runs: Runs, name: str, limits: Limits, dtype: str) -> bool:
-    """Does an argument that `**options` of the function takes never change the results?"""
+    """Return whether an argument accepted only by `**options` never changes the results."""
     same = []
     for pair in with_and_without(name, dtype):
         one, other = (runs.run(limits.fit(case)).outputs for case in pair)
@@ -294,7 +294,7 @@ def _findings(
     """Return `(results, findings)`, with a finding for each wrong, fragile or refused feature.
 
     A finding holds the smallest case with the error. If a case of "window" is wrong only because
-    of a defect in "causal", the case does not make the feature "window" wrong, but "causal" is.
+    of a defect in "causal", only the feature "causal" is wrong.
     """
     explainer = Explainer(results)
     findings: dict[str, WrongCase] = {}
@@ -395,11 +395,11 @@ def _shrunk(runs: Runs, result: CaseResult) -> CaseResult:
 
 
 def _depends_on_calls(runs: Runs, result: CaseResult) -> bool:
-    """Is the call wrong again now, but right as the first call of a new process?"""
-    if result.status != "wrong" or runs.run(result.case).status != "wrong":
+    """Return whether the wrong call is right if it is the first call of a new process."""
+    if result.status != "wrong":
         return False
     runs.close()
-    return runs.run(result.case).status == "right"
+    return all(runs.run(result.case).status == "right" for _ in range(_AGAIN))
 
 
 def _move_offset(before: Case, after: Case) -> Case:

@@ -19,6 +19,7 @@ FEATURES = tuple(_ROWS)
 # options whose values may be arrays; `Case.options` describes such an array as text
 DRAWN = ("attn_mask", "bias", "sinks", "query_lengths", "key_lengths", "alibi_slopes", "q_offset")
 _LARGE = 100  # scores that are multiplied by more than this number are large scores
+_HALF = 16_000  # queries that are multiplied by more than this number overflow float16
 POSITIONAL = ("is_causal", "window", "alibi_slopes")  # options that depend on positions
 
 
@@ -36,8 +37,9 @@ class Case:
         sign: 1 if all scores are positive, -1 if all are negative, 0 if their signs differ.
         constant: whether all value vectors of a head are equal. Each output must then equal this
             value vector, because the weights sum to 1.
-        poison: True if masked positions hold NaN, "nan in masked key" if only those of one array
-            do; a text such as "nan in key" if a visible position of an array holds NaN or infinity.
+        poison: True if masked positions hold NaN; a text such as "nan in masked key" if only masked
+            positions of one array do; a text such as "nan in key" if a visible position of an array
+            holds NaN or infinity.
         backward: whether the call asks for the gradients.
         optional: whether the function may refuse the case and still be right.
         unsaid: options that the function always applies, without a parameter for them. Only the
@@ -68,17 +70,17 @@ class Case:
 
     @property
     def is_backward(self) -> bool:
-        """Are the results of the call gradients?"""
+        """Whether the results of the call are gradients."""
         return self.backward or self.feature == "gradient"
 
     @property
     def hides_nan(self) -> bool:
-        """Do masked positions hold NaN?"""
+        """Whether masked positions hold NaN."""
         return self.poison is True or "masked" in str(self.poison)
 
     @property
     def exact(self) -> bool:
-        """Are queries and keys integers, so that large scores have no rounding errors?"""
+        """Whether queries and keys are integers, so large scores have no rounding errors."""
         return self.feature == "large scores"
 
     def pack(self) -> dict[str, Any]:
@@ -108,6 +110,8 @@ class Case:
         without: dict[str, dict[str, Any]] = {
             "half precision": {"dtype": "float32"},
             "hidden NaN": {"poison": False},
+            "large scores": {"spread": 1.0, "sign": 0, "constant": False},
+            "determinism": {"repeats": 1},
             "strides": {"layout": ""},
             "grouped heads": {"Hkv": self.Hq},
         }
@@ -125,7 +129,7 @@ class Case:
             kind = str(case.options["attn_mask"]).partition(" ")[0]
             used = [name for name in used if not name.endswith("mask") or name.startswith(kind)]
         used += ["grouped heads"] if case.Hq != case.Hkv else []
-        used += ["large scores"] if self.spread > _LARGE and "softcap" not in case.options else []
+        used += ["large scores"] if case.spread > _LARGE and "softcap" not in case.options else []
         return replace(case, feature=max(used, key=FEATURES.index, default="plain"))
 
     def size(self) -> tuple[int, int]:
@@ -255,6 +259,8 @@ def _of_feature(feature: str, dtype: str) -> Iterator[Case]:
         for n in range(count):
             flat = {name: value[n] if isinstance(value, list) else value
                     for name, value in row.items()} | {"dtype": dtype}  # fmt: skip
+            if dtype == "float16" and flat.get("spread", 0) > _HALF:
+                continue
             if row.get("pairs"):
                 for pair in _pairs():
                     yield _with_row(pair, flat, feature)
@@ -268,7 +274,7 @@ def _of_feature(feature: str, dtype: str) -> Iterator[Case]:
 
 
 def _both_set(options: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
-    """Do both sets of options set the same argument, such as `attn_mask`?"""
+    """Return whether both sets of options set the same argument, such as `attn_mask`."""
     return bool(options.keys() & others.keys() - {"q_offset"})
 
 

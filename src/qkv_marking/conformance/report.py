@@ -13,6 +13,7 @@ from qkv.files import StrPath, replacing
 from qkv_marking._formula import list_diff
 from qkv_marking.conformance._explain import Explanation
 from qkv_marking.conformance._runs import CaseResult
+from qkv_marking.files.page import mark_diff
 
 _CAPTION = "the difference in the formula (-: as the function computes, +: right):"
 _NAMED = 3  # the maximum number of refused cases to list
@@ -24,7 +25,7 @@ class WrongCase:
 
     Attributes:
         case: the smallest case that shows the error.
-        explanation: the known defects that give this result, or None.
+        explanation: the known defects that produce this result, or None.
         like: another feature that has the same error, or "".
     """
 
@@ -39,18 +40,19 @@ class Report:
 
     Attributes:
         name: the name of the function that was judged.
-        features: the status of each feature: "right", "wrong", "fragile" (right but for inputs
+        features: the status of each feature: "right", "wrong", "fragile" (right except for inputs
             with NaN or infinity, rows that see nothing, or bits that differ between two runs),
-            "refused" (the function raises an error) or "absent" (the function has no argument).
+            "refused" (the function raises an error) or "absent" (the function has no argument for
+            the feature).
         cases: the result of each case, with `.case`, `.status`, `.error` and `.bound`.
         findings: a `WrongCase` for each wrong, fragile or refused feature, keyed by feature. A
             finding holds the smallest case with the error, and the known defects that explain it.
         limits: the limits of the function, such as "d is a multiple of 8". The function raises
             errors for other sizes, so the cases have only sizes within these limits.
-        ignored: arguments that `**options` of the function takes, but that never change a result.
+        ignored: arguments that the function's `**options` accept, but that never change a result.
             Their features are absent.
-        returned: other dtypes than float16 of results for float16 inputs, such as
-            "float32 for float16". This is no error: the numbers are judged, not their dtype.
+        returned: the dtypes of results that differ from half-precision inputs, such as
+            "float32 for float16". This is not an error: only the numbers are judged.
     """
 
     name: str
@@ -63,7 +65,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Is nothing wrong?"""
+        """Whether no feature is wrong."""
         return "wrong" not in self.features.values()
 
     def __bool__(self) -> bool:
@@ -144,7 +146,7 @@ class Report:
         lines = [f"not right: {bad} of {len(results)} cases; the smallest of them: {call}"]
         if finding.explanation is not None and not finding.like:
             explained, compared = finding.explanation.explains
-            lines.append(f"the defect explains {explained} of {compared} wrong cases")
+            lines.append(f"the defect explains {explained} of the {compared} wrong cases compared")
             lines.append(_CAPTION)
             lines += list_diff(finding.explanation.lines)
         return lines
@@ -181,7 +183,7 @@ class Report:
         """Write a feature as HTML."""
         status, says = self.features[feature], escape(self.remark(feature))
         if lines := self.details(feature):
-            says += f"<pre>{chr(10).join(map(_html_line, lines))}</pre>"
+            says += f"<pre>{chr(10).join(map(mark_diff, lines))}</pre>"
         return (
             f'<section><h2>{escape(feature)}</h2><span class="status {status}">{status}</span>'
             f'<div class="says">{says}</div></section>'
@@ -199,12 +201,6 @@ class Report:
             for name, status in self.features.items()
         ]
         write_features(path, self.name, tests)
-
-
-def _html_line(line: str) -> str:
-    """Write a line of the function, or a line of the formula, as HTML."""
-    tag = {"- ": "del", "+ ": "ins"}.get(line[:2])
-    return f"<{tag}>{escape(line)}</{tag}>" if tag else escape(line)
 
 
 def _finding(finding: WrongCase) -> dict[str, Any]:
@@ -240,8 +236,8 @@ def _number(value: float | None) -> float | str | None:
 def status_of(results: Sequence[CaseResult]) -> str:
     """Return the status of a feature; one wrong case makes the feature wrong.
 
-    The function may refuse optional cases. The status ignores a case if its wrong result comes from
-    a defect in a different feature. If this leaves no case, all cases count.
+    The function may refuse optional cases. A case does not count if its wrong result comes from a
+    defect in a different feature; if no case is left, all cases count.
     """
     results = [result for result in results if not result.like] or results
     for status in ("wrong", "fragile"):

@@ -146,6 +146,29 @@ def test_a_wrong_case_makes_the_feature_wrong_that_receives_the_blame():
     assert report.features == {"half precision": "wrong"}
 
 
+def test_float16_numbers_of_large_scores_do_not_overflow_before_the_call():
+    def attention(query, key, value):
+        assert np.isfinite(query).all()
+        wide = (x.astype(np.float64) for x in (query, key, value))
+        return qkv.attention(*wide).astype(query.dtype)
+
+    report = qkv.conform(attention, dtypes=["float16"], features=["plain", "large scores"])
+    assert report.features == {"plain": "right", "large scores": "right"}
+
+
+@pytest.mark.attack
+def test_an_unknown_mistake_of_masks_is_not_also_one_of_large_scores():
+    def attention(query, key, value, attn_mask=None):
+        if attn_mask is not None and attn_mask.shape[-1] > 3:
+            attn_mask = attn_mask.copy()
+            attn_mask[..., 1:3] = np.array([True, False]) if attn_mask.dtype == bool else [0, 1]
+        return qkv.attention(query, key, value, attn_mask=attn_mask)
+
+    report = qkv.conform(attention, features=["plain", "bool mask", "large scores"])
+    assert report.features == {"plain": "right", "bool mask": "wrong", "large scores": "right"}
+    assert "the same error as in bool mask" in report.remark("large scores")
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_call_without_an_argument_is_judged_by_the_default_of_the_function(causal):
     def attention(query, key, value, causal=causal, softcap=30.0, window=(-1, -1), q_offset=None):
@@ -327,7 +350,7 @@ def test_a_wrong_output_shape_is_reported():
         ((lambda: 1,), ValueError, "simplest call is refused"),
         ((plain, {"arrays": "cupy"}), ValueError, "`arrays` has 'cupy': choose from numpy, torch"),
         ((plain, {"dtypes": ["int8"]}), ValueError, "`dtypes` has 'int8'"),
-        ((plain, {"dtypes": "float32"}), ValueError, "give names"),
+        ((plain, {"dtypes": "float32"}), ValueError, "pass names"),
         ((plain, {"features": ["dropout"]}), ValueError, "`features` has 'dropout'"),
         ((plain, {"names": {"a": "b"}}), ValueError, "`names` has a=b"),
         ((plain, {"device": "cuda"}), ValueError, "have no device"),

@@ -10,8 +10,9 @@ import pytest
 
 import qkv
 from attend import loops
+from qkv_marking.conformance._defects import defects
 from qkv_marking.conformance._random_arrays import draw, values
-from qkv_marking.conformance._reference import GRADIENT, LINES, defects, run
+from qkv_marking.conformance._reference import GRADIENT, LINES, run
 from qkv_marking.conformance.read_cases import plan_cases
 
 from . import blind, others
@@ -101,7 +102,7 @@ def test_a_kernel_with_three_defects_is_repaired_by_its_card():
 def test_all_three_defects_are_named_at_once():
     report = qkv.conform(kernel("partial-tile", "cap-last", "causal-start", tile=4))
     named = {name: it.explanation.defects for name, it in report.findings.items() if it.explanation}
-    assert named["plain"] == ("last-partial-tile",)
+    assert named["plain"] == ("last-partial-tile-of-lengths",)
     assert named["causal"] == ("causal-first-key",)
     assert named["softcap"] == ("softcap-after-mask",)
     assert report.remark("softcap").endswith("(in addition to the error in plain, causal)")
@@ -126,7 +127,8 @@ def test_formula_lines_equal_plain_loops():
         options = {name: x for name, x in drawn.items() if name[:6] not in ("return", "grad_o")}
         inputs = [options.pop(name) for name in ("query", "key", "value")]
         want = loops.attention(*inputs, **options)
-        np.testing.assert_allclose(right.out, want.out, rtol=0, atol=1e-12, err_msg=case.describe())
+        atol = 1e-12 * max(1, right.largest / 1000)  # rounding errors grow with the scores
+        np.testing.assert_allclose(right.out, want.out, rtol=0, atol=atol, err_msg=case.describe())
         checked += 1
         if case.poison == "inf in key":  # no case compares the weights of infinite scores
             continue

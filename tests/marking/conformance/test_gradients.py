@@ -80,7 +80,7 @@ def spoiled(how):
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("query", "the gradient of queries left out the scale"),
+        ("query", "did not apply the scale in the gradient of queries"),
         ("mean", "were means instead of sums over the query heads"),
         ("tile", "left gradients at 0 for keys after the last whole tile of 8"),
     ],

@@ -90,7 +90,7 @@ def base_10(query, key, value, return_lse=False):
         (int8, "plain", "quantized each row of queries and keys to integers up to 127"),
         (lost_tile, "plain", "after the last whole tile of 32, if there is a whole tile"),
         (constant_scale, "plain", "used the constant 0.5 as the scale if no scale is given"),
-        (finite, "rows that see nothing", "a finite number instead of -inf"),
+        (finite, "rows that see nothing", "added a finite number to masked scores"),
         (nan_rows, "rows that see nothing", "divided 0 by 0 in rows that see nothing"),
         (zero_side, "window", "treated a side of 0 of the window as no limit"),
         (offset_ignored, "q_offset", "ignored q_offset"),
@@ -104,7 +104,7 @@ def test_a_defect_is_named(function, feature, said):
     assert said in report.remark(feature), report
     explained, compared = report.findings[feature].explanation.explains
     assert explained >= 0.9 * compared > 0
-    assert f"the defect explains {explained} of {compared} wrong cases" in str(report)
+    assert f"the defect explains {explained} of the {compared} wrong cases compared" in str(report)
     earlier = [*report.features][: [*report.features].index(feature)]
     assert not {report.features[name] for name in earlier if name != "empty"} & {"wrong"}
 

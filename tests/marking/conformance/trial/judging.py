@@ -15,7 +15,11 @@ from qkv_marking.conformance.card import conform
 from qkv_marking.conformance.report import Report
 
 from .correct import CORRECT, GRADIENTS
+from .fifth_table import FIFTH, FIFTH_RIGHT
+from .fourth_table import FOURTH
 from .second_table import RIGHT, RIGHT_GRADIENTS, SECOND
+from .seventh_table import SEVENTH, SEVENTH_RIGHT, SEVENTH_RIGHT_GRADIENTS
+from .sixth_table import SIXTH, SIXTH_RIGHT, SIXTH_RIGHT_GRADIENTS
 from .table import DEFECTIVE, Entry
 from .third_table import THIRD
 
@@ -30,7 +34,10 @@ class Trial(NamedTuple):
 
 TRIALS = {
     "first": Trial(DEFECTIVE, CORRECT, GRADIENTS),
-    "second and third": Trial([*SECOND, *THIRD], RIGHT, RIGHT_GRADIENTS),
+    "second to fourth": Trial([*SECOND, *THIRD, *FOURTH], RIGHT, RIGHT_GRADIENTS),
+    "fifth": Trial(FIFTH, FIFTH_RIGHT, {}),
+    "sixth": Trial(SIXTH, SIXTH_RIGHT, SIXTH_RIGHT_GRADIENTS),
+    "seventh": Trial(SEVENTH, SEVENTH_RIGHT, SEVENTH_RIGHT_GRADIENTS),
 }
 
 
@@ -85,13 +92,43 @@ def _judge_number(name: str, number: int) -> tuple[Report, float]:
     return report, time.perf_counter() - start
 
 
-def _count(verdicts: Collection[Verdict], accused: int, correct: int) -> Iterator[str]:
-    """Yield the counts, beside the numbers that each trial demands."""
-    yield f"found: {sum(bool(it.bad) for it in verdicts)} of {len(verdicts)} (at least 57)"
-    yield f"at the right feature: {sum(bool(it.placed) for it in verdicts)} (at least 57)"
-    yield f"named rightly: {sum(it.named for it in verdicts)} (at least 50)"
-    yield f"misnamed: {sum(bool(it.name) and not it.named for it in verdicts)} (at most 2)"
-    yield f"correct kernels called wrong: {accused} of {correct} (0)"
+class _Counts(NamedTuple):
+    """How many of the defective kernels of a trial were found and named, or misnamed."""
+
+    kernels: int
+    found: int
+    placed: int
+    named: int
+    misnamed: int
+
+    @classmethod
+    def of(cls, verdicts: Collection[Verdict]) -> "_Counts":
+        return cls(
+            len(verdicts),
+            sum(bool(it.bad) for it in verdicts),
+            sum(bool(it.placed) for it in verdicts),
+            sum(it.named for it in verdicts),
+            sum(bool(it.name) and not it.named for it in verdicts),
+        )
+
+    def limits(self) -> "_Counts":
+        """Return what a trial of this size demands; of 60 kernels: 57, 57, 50 and at most 2."""
+        found = -(-self.kernels * 19 // 20)
+        return _Counts(self.kernels, found, found, -(-self.kernels * 5 // 6), self.kernels // 30)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the counts, beside what the trial demands."""
+        least = self.limits()
+        yield f"found: {self.found} of {self.kernels} (at least {least.found})"
+        yield f"at the right feature: {self.placed} (at least {least.placed})"
+        yield f"named rightly: {self.named} (at least {least.named})"
+        yield f"misnamed: {self.misnamed} (at most {least.misnamed})"
+
+    def is_short(self) -> bool:
+        """Return whether the trial demands more."""
+        least = self.limits()
+        short = self.found < least.found or self.placed < least.placed or self.named < least.named
+        return short or self.misnamed > least.misnamed
 
 
 def _judge_trial(name: str, pool: ProcessPoolExecutor) -> bool:
@@ -113,11 +150,11 @@ def _judge_trial(name: str, pool: ProcessPoolExecutor) -> bool:
         accused += bool(wrong)
         seconds.append(took)
         print(f"{name_of(function)} ({took:.1f} s): {', '.join(wrong) or 'right'}", flush=True)
-    print(f"The {name} trial", *_count(verdicts, accused, len(trial.correct)), sep="\n")
+    counts = _Counts.of(verdicts)
+    print(f"The {name} trial", *counts.lines(), sep="\n")
+    print(f"correct kernels called wrong: {accused} of {len(trial.correct)} (0)")
     print(f"a whole card takes {sum(seconds) / len(seconds):.1f} s, at most {max(seconds):.1f} s")
-    misnamed = sum(bool(it.name) and not it.named for it in verdicts)
-    short = min(sum(bool(it.bad) for it in verdicts), sum(bool(it.placed) for it in verdicts)) < 57
-    return short or sum(it.named for it in verdicts) < 50 or misnamed > 2 or accused > 0
+    return counts.is_short() or accused > 0
 
 
 def main() -> int:

@@ -1,6 +1,19 @@
 """Pieces that several kernels of the trial share. All of them are right."""
 
+import functools
+
 import numpy as np
+
+
+def quiet(function):
+    """Switch NumPy's warnings off while a function runs: hidden keys may hold anything."""
+
+    @functools.wraps(function)
+    def inner(*args, **kwargs):
+        with np.errstate(all="ignore"):
+            return function(*args, **kwargs)
+
+    return inner
 
 
 def double(*arrays):

@@ -49,7 +49,7 @@ SECOND = [
             "a row that sees nothing of one 32-key split gets NaN though it sees keys of another "
             "split"
         ),
-        named="computed -inf - -inf in rows that see none of some tile of 32 keys",
+        named="computed -inf - -inf in rows that see no key of some tile of 32 keys",
     ),
     Entry(
         options.hf_flash_window,
@@ -70,7 +70,7 @@ SECOND = [
             "the first key tile of a 16-query tile is found from its last query's left edge, so "
             "earlier queries of the tile lose keys"
         ),
-        named="tiles of 16 queries read whole tiles of keys from the window's left side",
+        named="tiles of 16 queries read whole tiles of keys, beginning at the left side",
     ),
     Entry(
         options.cute_learnable_sink,
@@ -79,7 +79,7 @@ SECOND = [
             "the sink takes no part in the maximum: a sink more than 88 above the scores "
             "overflows, LSE inf"
         ),
-        named="the maximum did not include sinks, so that a large sink made the sum infinite",
+        named="the maximum did not include sinks, so a large sink made the sum infinite",
     ),
     Entry(
         options.paged_decode_sinks,
@@ -118,13 +118,13 @@ SECOND = [
         options.fa3_kvcache,
         "hidden NaN",
         "NaN in unused places of the value cache shows: 0 * NaN",
-        named="multiplied masked values by a weight of 0, so that masked NaN values gave NaN",
+        named="multiplied masked values by a weight of 0, so masked NaN values gave NaN",
     ),
     Entry(
         options.additive_mask_decode,
         "hidden NaN",
         "NaN in a hidden key shows: NaN + -inf",
-        named="added -inf to masked scores, so that masked NaN scores stayed NaN, but masked NaN",
+        named="added -inf to masked scores, so masked NaN scores stayed NaN, but masked NaN",
     ),
     Entry(
         options.fa4_row_max,
@@ -142,7 +142,7 @@ SECOND = [
             "the running maximum of the raw products begins at -5e4: rows wholly below it come out "
             "as zeros"
         ),
-        named="the running maximum began at a finite number instead of -inf, and rows with a sum",
+        named="the running maximum of scores before the scale began at -50000 instead of -inf",
     ),
     Entry(
         options.xt_flash,
@@ -161,7 +161,7 @@ SECOND = [
         options.micro_sdpa,
         "bool mask",
         "a mask with one query line (..., 1, S) is applied to the first query only",
-        named="a mask with one row for all queries did not mask query 1 and later ones",
+        named="a mask with one row for all queries did not mask query 1 and later queries",
     ),
     Entry(
         options.grouped_mask,
@@ -302,7 +302,7 @@ SECOND = [
             "the running maximum starts at -5e4, so a row whose scores are all below that is "
             "silently zero"
         ),
-        named="the running maximum began at a finite number instead of -inf, and rows with a sum",
+        named="the running maximum began at -50000 instead of -inf, and rows with a sum",
     ),
     Entry(
         arithmetic.exp2_no_underflow,
@@ -398,7 +398,7 @@ SECOND = [
             "for float16 the product QK^T is held in a half's range before it is scaled, so beyond "
             "65504 it is inf (NaN out) though the scaled score is finite"
         ),
-        found=False,
+        named="stored the products of queries and keys in half precision before the scale",
     ),
     Entry(
         arithmetic.half_in_float_out,

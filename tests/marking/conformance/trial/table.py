@@ -199,14 +199,14 @@ DEFECTIVE = [
         "rows that see nothing",
         "-10000 is added to hidden scores instead of -inf",
         ("bool mask", "large scores", "hidden NaN"),
-        named="to scores that a bool mask hides, so that masked keys leak into rows without",
+        named="to scores masked by the bool mask, so masked keys get weight where",
     ),
     Entry(
         visibility.mask_after_softmax,
         "bool mask",
         "the mask is applied after the softmax, and the weights do not sum to 1",
         ("hidden NaN",),
-        named="set masked weights to 0 after the softmax, so that the other weights did not sum",
+        named="set masked weights to 0 after the softmax, so the other weights did not sum",
     ),
     Entry(
         visibility.window_one_key_too_wide,
@@ -278,7 +278,7 @@ DEFECTIVE = [
         visibility.hidden_values_leak_nan,
         "hidden NaN",
         "the weight 0 of a hidden key multiplies NaN, which gives NaN",
-        named="multiplied masked values by a weight of 0, so that masked NaN values gave NaN",
+        named="multiplied masked values by a weight of 0, so masked NaN values gave NaN",
     ),
     Entry(
         tiles.last_tile_padded_with_zero_keys,
@@ -318,14 +318,14 @@ DEFECTIVE = [
         tiles.maximum_starts_at_minus_5000,
         "large scores",
         "the running maximum starts at a finite number, and lower scores underflow",
-        named="the running maximum began at a finite number instead of -inf, and rows with a sum",
+        named="the running maximum began at -5000 instead of -inf, and rows with a sum",
     ),
     Entry(
         tiles.hidden_split_gives_nan,
         "bool mask",
         "a wholly hidden split (or tile) of the keys gives NaN in the merge",
         ("float mask", "rows that see nothing", "hidden NaN"),
-        named="computed -inf - -inf in rows that see none of one of 2 splits of the keys",
+        named="computed -inf - -inf in rows that see no key of one of 2 splits of the keys",
     ),
     Entry(
         tiles.value_blocks_of_another_size,
@@ -390,7 +390,7 @@ DEFECTIVE = [
         "sinks",
         "the maximum leaves out the sinks, so that a large sink overflows",
         ("large scores",),
-        named="the maximum did not include sinks, so that a large sink overflowed",
+        named="the maximum did not include sinks, so a large sink overflowed",
     ),
     Entry(
         outputs.lse_in_base_2,
@@ -411,7 +411,7 @@ DEFECTIVE = [
         "half precision",
         "the products are stored in float16 before they are scaled, and overflow",
         ("large scores",),
-        found=False,
+        named="stored the products of queries and keys in half precision before the scale",
     ),
     Entry(
         outputs.no_keys_give_nan,

@@ -14,7 +14,7 @@ THIRD = [
         third.window_of_first_row,
         "q_offset",
         "the first key that a window reads is found from the offset of batch row 0 for all rows",
-        named="the window's left side that follows from the q_offset of the first batch",
+        named="the left side of the window, computed with the q_offset of the first batch",
     ),
     Entry(
         third.splits_publish_sinks,
@@ -32,7 +32,7 @@ THIRD = [
         third.query_in_memory_order,
         "strides",
         "up to eight queries are read in the order of memory",
-        named="read queries in the order of memory",
+        named="read queries in memory order and ignored their strides",
     ),
     Entry(
         third.weights_of_their_time,
