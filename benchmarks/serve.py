@@ -4,9 +4,9 @@ The servers run one after another, so each server shares the machine's cores onl
 All clients are in one process. This process prepares the requests before the clock starts, keeps
 the connections open, and requests base64, as OpenAI's package does. After the clock has stopped,
 the process compares every vector with `encode`. Each measured time includes the clients' processor
-time. "Without the clients' processor time" means that this processor time, divided by the number of
-cores, is subtracted. Each server computes with as many threads as `encode`. `FastAPI +
-sentence-transformers` is `benchmarks/peer_server.py`, with one worker.
+time. "Without the clients' processor time" means that this time, divided by the number of cores, is
+subtracted from the measured time. Each server computes with as many threads as `encode`.
+`FastAPI + sentence-transformers` is `benchmarks/peer_server.py`, with one worker.
 """
 
 import json

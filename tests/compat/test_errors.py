@@ -51,7 +51,7 @@ def test_the_type_of_the_weights(tmp_path: Path) -> None:
 
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"device": "cuda"}, ValueError, "device is cuda: qkv computes on the CPU"),
+    ({"device": "cuda"}, ValueError, "device is cuda, but qkv computes on the CPU"),
     ({"modules": []}, TypeError, "modules is not supported: omit it"),
     ({"cache_folder": "/tmp"}, TypeError, "cache_folder is not supported"),
     ({"backend": "onnx"}, ValueError, "backend is 'onnx': omit it"),
@@ -74,7 +74,7 @@ def test_unknown_prompts_and_models_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="random does not score pairs of texts"):
         CrossEncoder("random")
     path = cross_encoder(tmp_path / "ranks").path
-    with pytest.raises(ValueError, match="num_labels is 3: ranks has 1"):
+    with pytest.raises(ValueError, match="num_labels is 3, but ranks has 1: omit"):
         CrossEncoder(path, num_labels=3)
     with pytest.raises(ValueError, match="`pool` is not supported for pairs"):
         CrossEncoder(path).rank("the cat", TEXTS, pool=3)

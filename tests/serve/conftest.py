@@ -72,7 +72,10 @@ def serve(*arguments: str | Path, program: tuple[str, ...] = ("-m", "qkv")) -> I
         line = process.stderr.readline()
         found = ADDRESS.search(line)
         assert found, f"it did not start: {line}{process.stderr.read()}"
-        yield Served(process, found.group(1))
+        server = Served(process, found.group(1))
+        with server.client() as client:
+            wait_until(lambda: client.get("/readyz").status_code == 200, "it is ready")
+        yield server
     finally:
         process.kill()
         process.communicate()
@@ -122,7 +125,7 @@ class Inside:
 
 @contextmanager
 def inside(model: Model, settings: Settings | None = None) -> Iterator[Inside]:
-    """Serve a model as `qkv serve` does, on a thread of this process."""
+    """Serve a model as `qkv serve` does, on a thread of this process; yield once it is ready."""
     settings = settings or Settings()
     guard = create_app(model, settings)
     protocol = type("OfThisTest", (Connection,), {"settings": settings})
@@ -145,6 +148,7 @@ def inside(model: Model, settings: Settings | None = None) -> Iterator[Inside]:
         assert started.wait(60)
         assert server.started
         try:
+            wait_until(lambda: guard.app.state.worker.ready, "it is ready")
             yield Inside(port, guard, found[0])
         finally:
             server.should_exit = True

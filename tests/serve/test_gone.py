@@ -61,7 +61,6 @@ def served(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     model = qkv.load(cross_encoder(tmp_path / "ranks").path) if ranks else gpt2(tmp_path, seed=1)
     spied = Spied(monkeypatch, model)
     with inside(model) as server:
-        wait_until(lambda: server.worker.ready)
         spied.computed.clear()
         yield server, spied
 
@@ -122,8 +121,8 @@ def test_a_stream_that_nobody_reads_is_dropped(
             computed += 1
             yield [(0, "x" * 2**18)]
 
-    monkeypatch.setattr(model, "steps", endless)
     with inside(model, Settings(unread=0.5)) as server:
+        monkeypatch.setattr(model, "steps", endless)
         asked = {"prompt": "the cat", "stream": True}
         with server.ask("/v1/completions", asked, SO_RCVBUF=4096):
             wait_until(lambda: server.worker.streams == 1)

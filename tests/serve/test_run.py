@@ -179,6 +179,8 @@ def test_a_connection_above_the_limit_gets_status_503() -> None:
                 assert found[0] == 503
                 assert "too many connections" in found[1]["error"]["message"]
         is_well(server, seconds=30)
+        with server.client() as client:
+            assert 'qkv_requests_total{route="other",status="503"}' in client.get("/metrics").text
 
 
 @pytest.mark.parametrize("more", ["", "Expect: 100-continue\r\n"])

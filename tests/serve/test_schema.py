@@ -24,7 +24,7 @@ EXAMPLES = 60
 SEED = int(os.environ.get("QKV_ATTACK") or 13)
 ROUTES = [
     *("POST /v1/embeddings", "POST /v1/completions", "POST /v1/chat/completions"),
-    *("POST /v1/rerank", "POST /v1/trace"),
+    *("POST /v1/rerank", "POST /v2/rerank", "POST /v1/trace"),
     *("GET /", "GET /v1/models", "GET /v1/models/{name}"),
     *("GET /healthz", "GET /readyz", "GET /metrics"),
     *("POST /embed", "POST /rerank", "POST /tokenize", "POST /", "GET /info", "GET /health"),
@@ -58,7 +58,7 @@ def test_a_route_conforms_to_its_schema(api: BaseSchema, route: str) -> None:
 
 
 def test_a_ranking_conforms_to_its_schema(ranking: BaseSchema) -> None:
-    for route in ("POST /v1/rerank", "POST /rerank"):
+    for route in ("POST /v1/rerank", "POST /v2/rerank", "POST /rerank"):
         assert 200 in answers(ranking, route)
 
 

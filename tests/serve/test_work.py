@@ -93,7 +93,6 @@ def computed(monkeypatch):
         return pooled(self, batch)
 
     monkeypatch.setattr(Encoder, "pool_texts", spied)
-    monkeypatch.setattr(Worker, "_warm_up", lambda self: None)
     return batches
 
 
@@ -159,10 +158,10 @@ def test_ids_are_used_unchanged_and_cut_like_a_text(minilm):
         ([[1, 2], [3, 99]], "input 1: there is no token 99: the ids run from 0 to 26"),
         ([[1], [-1]], "input 1: there is no token -1"),
         ([[1], []], "input 1 has no ids"),
-        ([[1.5]], "input 0 is float64"),
-        ([[True]], "input 0 is bool"),
+        ([[1.5]], "input 0 has dtype float64"),
+        ([[True]], "input 0 has dtype bool"),
         ([[10**30]], "input 0"),
-        ([[[1]]], r"input 0 is int64 \(1, 1\)"),
+        ([[[1]]], r"input 0 has dtype int64 and shape \(1, 1\)"),
         ([None], "input 0"),
         ([3], "input 0"),
         (["a"] * 9, "input has 9 texts: send at most 8"),
@@ -215,7 +214,7 @@ def test_invalid_dimensions_are_refused():
         async with working() as worker:
             for number in (0, 9):
                 with pytest.raises(
-                    Refused, match=f"dimensions is {number} and .*give 1 to 8"
+                    Refused, match=f"dimensions is {number} and .*pass 1 to 8"
                 ) as raised:
                     await worker.embed(["a"], connection=0, dimensions=number)
                 assert raised.value.param == "dimensions"
@@ -495,15 +494,14 @@ def test_the_end_comes_when_all_is_answered():
     run(main())
 
 
-def test_it_is_ready_once_it_has_computed():
+def test_a_stopped_worker_is_not_ready_and_refuses_requests():
     async def main():
         worker = Worker(MODEL, Settings())
-        assert not worker.ready
         worker.start()
-        await worker.call(lambda: None, connection=0)
-        assert worker.ready
+        worker.ready = True
         await worker.stop()
         await worker.stop()
+        assert not worker.ready
         with pytest.raises(Refused):
             await worker.call(lambda: None, connection=0)
 

@@ -1,6 +1,6 @@
-"""Classes with the public methods of sentence-transformers, for programs that use them."""
+"""Classes with the same public methods as sentence-transformers, for programs written for it."""
 
 from qkv.compat._cross_encoder import CrossEncoder
-from qkv.compat._sentence_transformer import SentenceTransformer
+from qkv.compat._sentence_transformers import SentenceTransformer
 
 __all__ = ["CrossEncoder", "SentenceTransformer"]

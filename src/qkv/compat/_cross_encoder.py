@@ -1,4 +1,4 @@
-"""`CrossEncoder`, with the methods of the class of the same name."""
+"""`CrossEncoder`, with the same methods as the class in sentence-transformers."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from qkv.models import CrossEncoderModel
 class CrossEncoder(Wrapped):
     """A model with the public methods of `sentence_transformers.CrossEncoder`.
 
-    Results are arrays, or torch tensors if a call asks for tensors.
+    Results are arrays, or torch tensors if a call requests tensors.
 
     Args:
         model_name_or_path: as in `qkv.load`, or a `qkv.Model`.
-        num_labels: the number of scores of a pair, if you want to check it.
-        max_length: the maximum number of tokens of a pair; None for the model's own limit.
+        num_labels: the expected number of scores per pair; None to accept any number.
+        max_length: the maximum number of tokens in a pair; None for the model's own limit.
         activation_fn: the function that turns logits into scores, as in `qkv.Model.rank`; None for
             the function that the model's files name.
         options: as in `qkv.compat.SentenceTransformer`.
@@ -40,14 +40,17 @@ class CrossEncoder(Wrapped):
         if not isinstance(model, CrossEncoderModel):
             raise value_error(f"{model.name} does not score pairs of texts: use a cross-encoder")
         if num_labels not in (None, model.num_labels):
-            raise value_error(f"num_labels is {num_labels}: {model.name} has {model.num_labels}")
+            raise value_error(
+                f"num_labels is {num_labels}, but {model.name} has {model.num_labels}: "
+                "omit num_labels"
+            )
         if max_length is not None:
             self.max_seq_length = max_length
         self.activation_fn = activation_fn
 
     @property
     def max_seq_length(self) -> int | None:
-        """The maximum number of tokens of a pair."""
+        """The maximum number of tokens in a pair."""
         limits = self._model.max_seq_length, self._model.sentence.pair_limit
         return min(filter(None, limits), default=None)
 

@@ -1,4 +1,4 @@
-"""`Wrapped`, a qkv model with the attributes that all models of sentence-transformers have."""
+"""`Wrapped`, a qkv model with the attributes that all sentence-transformers models have."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,22 +15,22 @@ _DTYPES = ("dtype", "torch_dtype")
 
 
 class Wrapped:
-    """A qkv model; attributes that this class does not have are those of the model.
+    """A qkv model; attributes that this class lacks are read from the model.
 
     Args:
         model_name_or_path: as in `qkv.load`, or a `qkv.Model`. A name without an organisation is
-            also searched under "sentence-transformers/".
+            also looked up under "sentence-transformers/".
         device: None or "cpu".
-        prompts: prompts in addition to those of the model's files, by name.
-        default_prompt_name: the name of the prompt to use if a call names none.
+        prompts: prompts in addition to those in the model's files, keyed by name.
+        default_prompt_name: the name of the prompt to use if a call does not name one.
         revision: as in `qkv.load`.
         model_kwargs: only "dtype" (or "torch_dtype"), as in `qkv.load`.
-        backend: "torch" or "qkv", which changes nothing.
-        others: arguments of sentence-transformers that do not change the results are ignored.
+        backend: "torch" or "qkv"; it has no effect.
+        others: sentence-transformers arguments that do not change the results; they are ignored.
 
     Raises:
         TypeError: an argument is not supported.
-        ValueError: an argument has the wrong value.
+        ValueError: an argument has an invalid value.
         FileNotFoundError: no such model exists.
     """
 
@@ -50,14 +50,14 @@ class Wrapped:
             if value is not None and name not in _IGNORED:
                 raise type_error(f"{name} is not supported: omit it, or use qkv.load")
         if backend not in ("torch", "qkv"):
-            raise value_error(f"backend is {backend!r}: omit it, because qkv has only one")
+            raise value_error(f"backend is {backend!r}: omit it, because qkv has only one backend")
         check_device(device)
         kwargs = dict(model_kwargs or {})
         dtypes = [
             str(kwargs.pop(name)).removeprefix("torch.") for name in _DTYPES if name in kwargs
         ]
         if kwargs:
-            raise type_error(f"model_kwargs has {', '.join(kwargs)}: give only dtype")
+            raise type_error(f"model_kwargs has {', '.join(kwargs)}; pass only dtype")
         dtype = next((name for name in dtypes if name not in ("auto", "None")), None)
         given = model_name_or_path
         self._model: Any = given if isinstance(given, Model) else _load(given, revision, dtype)
@@ -81,7 +81,7 @@ class Wrapped:
 
     @property
     def max_seq_length(self) -> int | None:
-        """The maximum number of tokens of a text."""
+        """The maximum number of tokens in a text."""
         limit: int | None = self._model.max_seq_length
         return limit
 
@@ -107,13 +107,13 @@ class Wrapped:
         return self
 
     def save(self, path: StrPath, *_: Any, **__: Any) -> None:
-        """Save the model in a folder; further arguments of sentence-transformers change nothing."""
+        """Save the model in a folder; further sentence-transformers arguments are ignored."""
         self._model.save(path)
 
     save_pretrained = save
 
     def start_multi_process_pool(self, target_devices: Any = None) -> Pool:
-        """Return processes that share work: one for each device, by default four."""
+        """Start processes that share the work: one for each device, four by default."""
         devices = ["cpu"] * 4 if target_devices is None else list(target_devices)
         for device in devices:
             check_device(device)

@@ -1,4 +1,4 @@
-"""Batches of texts, which come from many requests and are encoded together."""
+"""Batches of texts that come from many requests and are encoded together."""
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ from qkv.serve._waiting import Numbered, QueuedText, Texts, TextTurns
 from qkv.serve.settings import Settings
 from qkv.text.tokenizer import check_text
 
-PART = 64  # The number of texts that are tokenized together, if this is done before they wait.
+PART = 64  # The number of texts that are tokenized together before they are queued.
 TOKENS = 4  # The maximum number of tokens of a character, if each of its bytes is a token.
 
 _Groups = Iterable[Sequence[QueuedText]]
@@ -77,13 +77,13 @@ class Batches:
         return checked
 
     def may_exceed(self, request: Texts) -> bool:
-        """Return whether the texts of a request may have too many tokens."""
+        """Return whether the texts of a request might have too many tokens."""
         most = math.inf if self._limit is None else self._limit
         lengths = (min(TOKENS * len(text), most) for _, text in request.texts)
         return sum(lengths) > self._settings.tokens
 
     def tokenize(self, request: Texts) -> Iterator[None]:
-        """Tokenize the texts of a request that does not wait yet, one part for each item.
+        """Tokenize the texts of a request that is not in the queue yet; yield after each part.
 
         Raises:
             Refused: 400, if a text cannot be encoded, or if the texts have too many tokens.
@@ -143,7 +143,7 @@ class Batches:
                 self._tell(request, None)
 
     def _cut(self, pieces: Sequence[QueuedText], fail: _Fail) -> None:
-        """Replace texts by their ids; call `fail(request, error)` if a text cannot be encoded."""
+        """Replace texts with their ids; call `fail(request, error)` if a text cannot be encoded."""
         encoder, whole = pieces[0].request.encoder, pieces[0].request.whole
         try:
             rows = encoder.ids([str(piece.text) for piece in pieces], whole=whole)
@@ -202,7 +202,7 @@ def _error_of(number: int, text: Any, error: BaseException) -> BaseException:
 
 
 def too_many(texts: int, most: int) -> Refused:
-    """Return the error about a request with too many texts."""
+    """Return the error for a request with too many texts."""
     return _refusal(f"input has {texts} texts: send at most {most} in one request")
 
 

@@ -18,7 +18,7 @@ IGNORED: tuple[str, ...] = tuple(_TABLE["ignored"])  # Keys that never change an
 # The token ids of a text. Validation stops at the first invalid id.
 Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 _Text = Annotated[str, Field(min_length=1)]
-# What a request for vectors contains, and the same in words.
+# The valid inputs of a request for vectors, and the same in words for errors.
 Inputs = Annotated[
     _Text
     | Annotated[list[_Text], Field(min_length=1, fail_fast=True)]
@@ -38,14 +38,14 @@ class Refusal:
 
     Attributes:
         neutral: the accepted values, which have no effect on the answer.
-        way: the advice in the error message, such as "give top_n".
+        way: the advice in the error message, such as "send top_n".
     """
 
     neutral: list[Any]
     way: str
 
     def accepts(self, value: Any) -> bool:
-        """Return whether a value is null or in `neutral`. 1 is equal to 1.0, but not to `true`.
+        """Return whether a value is null or in `neutral`; 1 equals 1.0, but not `true`.
 
         >>> refusal = Refusal([1, True], "leave it out")
         >>> [refusal.accepts(value) for value in (1, 1.0, True, None, 2, "1", False)]
@@ -58,10 +58,10 @@ class Refusal:
 
 
 def refusals_of(route: str) -> dict[str, Refusal]:
-    """Return the keys that a route refuses; its table in keys.toml has the route's name.
+    """Return the keys that a route refuses, from the route's table in keys.toml.
 
     >>> refusals_of("rerank")["top_k"].way
-    'give top_n'
+    'send top_n'
     """
     table = _TABLE[route]
     rows = [*table["refused"], *(row for shared in table["shared"] for row in _TABLE[shared])]
@@ -77,7 +77,7 @@ def describe_body(body: type[BaseModel], example: dict[str, Any]) -> dict[str, A
 
 
 def _inline(schema: Any, definitions: dict[str, Any]) -> Any:
-    """Replace each reference to a definition by the definition."""
+    """Replace each reference to a definition with the definition."""
     if isinstance(schema, list):
         return [_inline(item, definitions) for item in schema]
     if not isinstance(schema, dict):
@@ -103,7 +103,7 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 
 class Body(BaseModel):
-    """The base class of request bodies. Unknown keys are ignored, and so are keys with value null.
+    """The base class of request bodies. Unknown keys and keys with a null value are ignored.
 
     Attributes:
         call: the name of the route in errors and in keys.toml.
@@ -116,7 +116,7 @@ class Body(BaseModel):
     ways: ClassVar[Mapping[str, str]] = MappingProxyType({})
     refusals: ClassVar[Mapping[str, Refusal]]
 
-    model: str = Field("", description="Any: one model is served.")
+    model: str = Field("", description="Any name; the server always uses its one model.")
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
@@ -144,17 +144,19 @@ class Body(BaseModel):
             errors = invalid.errors(include_url=False, include_context=False)
         name = str(errors[0]["loc"][0])
         if errors[0]["type"] == "missing" and len(errors[0]["loc"]) == 1:
-            raise cls.refusal(name, f"is missing: give {cls.ways.get(name, 'it')}")
+            raise cls.refusal(name, f"is missing; pass {cls.ways.get(name, 'it')}")
         # A key may accept several list types: report the error of the type that fits most items.
         paths = [[n for n in e["loc"] if isinstance(n, int)] for e in errors if e["loc"][0] == name]
         error = errors[paths.index(max(paths))]
-        way = f"give {cls.ways[name]}" if name in cls.ways else error["msg"].replace("Input", "it")
+        way = f": {error['msg'].replace('Input', 'it')}"
+        if name in cls.ways:
+            way = f"; pass {cls.ways[name]}"
         item = name + "".join(f"[{number}]" for number in max(paths))
-        raise cls.refusal(item, f"is {quote(error['input'])}: {way}")
+        raise cls.refusal(item, f"is {quote(error['input'])}{way}")
 
     @classmethod
     def refusal(cls, path: str, problem: str) -> Refused:
-        """Return the error about a key such as `input`, or about a list item such as `input[1]`."""
+        """Return the error for a key such as `input`, or for a list item such as `input[1]`."""
         return Refused(400, f"{cls.call}: {path} {problem}", param=path.partition("[")[0])
 
 

@@ -14,10 +14,10 @@ FREE = 2**16
 
 @dataclass
 class Memory:
-    """The budget of a server.
+    """The memory budget of a server.
 
     Attributes:
-        most: the maximum number of bytes that all requests together hold.
+        most: the maximum number of bytes that all requests together may hold.
         held: the number of bytes that they hold.
     """
 
@@ -27,7 +27,7 @@ class Memory:
 
 @dataclass
 class Share:
-    """The bytes that one request holds of the budget, for its body and for its answer.
+    """The share of the budget that one request holds, for its body and for its answer.
 
     >>> memory = Memory(most=100)
     >>> share = Share(memory)
@@ -42,7 +42,7 @@ class Share:
     _held: dict[str, int] = field(default_factory=lambda: {"body": 0, "answer": 0})
 
     def hold(self, part: Literal["body", "answer"], size: int) -> None:
-        """Hold `size` bytes for a part, in place of the bytes held for this part before.
+        """Hold `size` bytes for a part, instead of the bytes held so far for this part.
 
         Raises:
             Refused: 503, if all requests together would hold too many bytes.
@@ -56,7 +56,7 @@ class Share:
         self._held[part] += more
 
     def free(self) -> None:
-        """Give all bytes back."""
+        """Return all bytes to the budget."""
         self.memory.held -= sum(self._held.values())
         self._held = dict.fromkeys(self._held, 0)
 

@@ -19,15 +19,17 @@ _INTERIM = STATUS_LINE[100] + b"\r\n"
 
 
 class Connection:
-    """The callbacks of one connection, in the form that asyncio's event loop calls.
+    """The callbacks of one connection, as asyncio's event loop calls them.
 
     The class does not inherit from `asyncio.Protocol`, because the types of some methods differ.
     """
 
-    settings: Settings  # `qkv.serve.app` makes a subclass for each server and sets this attribute
+    # `qkv.serve.app` makes a subclass for each server and sets these attributes
+    settings: Settings
+    count: Any = staticmethod(lambda route, status, seconds: None)  # called like `Metrics.count`
 
     def __init__(self, **of_server: Any) -> None:
-        requests = _Requests(self.settings, **of_server)
+        requests = _Requests(self.settings, self.count, **of_server)
         self.connection_made, self.connection_lost = requests.begin, requests.connection_lost
         self.data_received, self.eof_received = requests.data_received, requests.half_close
         self.pause_writing, self.resume_writing = requests.pause_writing, requests.resume_writing
@@ -48,9 +50,9 @@ class _Requests(HttpToolsProtocol):
     ignores offers to switch to another protocol.
     """
 
-    def __init__(self, settings: Settings, **of_server: Any) -> None:
+    def __init__(self, settings: Settings, count: Any, **of_server: Any) -> None:
         super().__init__(**of_server)
-        self.settings = settings
+        self.settings, self._count = settings, count
         self._late: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -60,7 +62,7 @@ class _Requests(HttpToolsProtocol):
         self._too_long = False  # whether the head of the request that arrives is too long
 
     def begin(self, transport: asyncio.Transport) -> None:
-        """Begin to read; refuse the connection if too many connections are open."""
+        """Begin reading; refuse the connection if too many connections are open."""
         super().connection_made(transport)
         if len(self.connections) > self.settings.connections:
             message = "there are too many connections: try again later"
@@ -123,7 +125,7 @@ class _Requests(HttpToolsProtocol):
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def on_message_begin(self) -> None:
-        """Start the time limit when a request's first byte arrives."""
+        """Start the timer when a request's first byte arrives."""
         self._begin()
         super().on_message_begin()
 
@@ -134,7 +136,7 @@ class _Requests(HttpToolsProtocol):
         lengths = (len(name) + len(value) + 4 for name, value in self.headers)
         self._too_long = len(self.url) + sum(lengths) > self.settings.head
         if self._too_long:
-            raise ValueError("the head is too long")  # the parser ends with an error
+            raise ValueError("the head is too long")  # the parser stops with an error
         if self.parser.should_upgrade():
             # The client offers to switch to another protocol. `_parse` returns the request's head
             # without this offer, and `data_received` parses this head again.
@@ -149,7 +151,7 @@ class _Requests(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Stop the time limit, because the request has arrived in full."""
+        """Stop the timer, because the request has arrived in full."""
         if self.parser.should_upgrade():
             return
         self._stop()
@@ -230,7 +232,7 @@ class _Requests(HttpToolsProtocol):
         if self._answering:  # the late request must wait until the earlier answer is finished
             self._begin()
         elif self._begun:
-            message = f"the request had not arrived after {self.settings.half_sent:g} s"
+            message = f"the request had not arrived completely after {self.settings.half_sent:g} s"
             self._refuse(Refused(408, f"{message}: send it without pauses", code="request_timeout"))
         elif not self.transport.is_closing():
             self.transport.close()
@@ -254,6 +256,7 @@ class _Requests(HttpToolsProtocol):
     def _refuse(self, refused: Refused) -> None:
         """Send an error if no answer has begun, and close the connection."""
         self._stop()
+        self._count("other", refused.status, 0.0)
         cycle = self._current
         if cycle is None or cycle.response_complete or not cycle.response_started:
             body = orjson.dumps(refused.body())

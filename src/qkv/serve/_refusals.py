@@ -12,7 +12,7 @@ _STATUSES = {
     400: (_INVALID, "The body or the request is not valid"),
     401: ("authentication_error", "The key is missing or wrong"),
     403: ("permission_error", "The server does not allow the request's Host or Origin"),
-    404: ("not_found_error", "No such route or model"),
+    404: ("not_found_error", "The route or model does not exist"),
     405: (_INVALID, "The route does not accept this method"),
     408: (_INVALID, "The request took too long to arrive"),
     413: (_INVALID, "The body, or the answer to it, is too large"),
@@ -53,7 +53,7 @@ class Refused(Exception):
         status: the HTTP status.
         message: the problem and its remedy.
         param: the name of the wrong key in the body.
-        code: a short name of the error, for programs.
+        code: the error's short name, for programs.
         headers: headers of the answer.
     """
 

@@ -10,7 +10,7 @@ from qkv.serve._waiting import Request, Turns, plain_error
 
 END = object()
 AHEAD = 16  # The maximum number of computed pieces that the client has not read.
-QUANTUM = 64  # Memory is reserved for this many pieces; then a stream may be closed to free memory.
+QUANTUM = 64  # Memory is reserved for this many pieces; after them, a stream may be closed.
 
 
 @dataclass(eq=False, kw_only=True)
@@ -20,8 +20,8 @@ class Stream(Request):
     Attributes:
         begin: a function that makes the iterator. If the iterator was closed to free memory,
             `begin` makes a new iterator, which continues after the last computed piece.
-        size: a function of `n` that returns the approximate number of tokens which the iterator
-            keeps in memory at most while it computes the next `n` pieces.
+        size: a function of `n` that estimates the maximum number of tokens in the iterator's memory
+            while it computes the next `n` pieces.
         reserved: the number of tokens for which this stream has room; 0 if it is closed.
         pieces: the iterator, while the stream is open.
         computed: the number of pieces computed so far.
@@ -84,13 +84,13 @@ class Stream(Request):
 class Streams:
     """All streams. A turn computes one piece for each of up to `most` streams.
 
-    A stream that waits for its client gets no turn until the client continues to read. A stream is
-    open while its iterator is in memory. An open stream has room for `QUANTUM` pieces. After these
-    pieces, it needs room for `QUANTUM` more. To make room for a stream, another stream is closed if
-    its client does not read. If memory is still short, a stream is also closed if it has computed
-    at least `QUANTUM` pieces since it was opened. If this is not enough, the stream that needs room
-    is closed itself. A closed stream opens again at its next turn. A short stream does not have to
-    wait for the end of a long stream.
+    A stream that is waiting for its client does not get a turn until the client resumes reading. A
+    stream is open while its iterator is in memory. An open stream has room for `QUANTUM` pieces.
+    After these pieces, it needs room for `QUANTUM` more. To make room for a stream, another stream
+    is closed if its client does not read. If memory is still short, a stream is also closed if it
+    has computed at least `QUANTUM` pieces since it was opened. If this is not enough, the stream
+    that needs room is itself closed. A closed stream opens again at its next turn. A short stream
+    does not have to wait for the end of a long stream.
 
     Args:
         most: the maximum number of pieces that one turn computes.
@@ -104,7 +104,7 @@ class Streams:
         self._parked: dict[Stream, None] = {}  # streams whose clients have too many unread pieces
         self._due, self._closed = Turns[Stream](), Turns[Stream]()
         # This order is reversed at each turn: one turn takes a closed stream first, and the next
-        # turn takes an open stream first. So each kind comes first in every second turn.
+        # turn takes an open stream first. So each kind comes first in every other turn.
         self._lines = [self._closed, self._due]
 
     def __len__(self) -> int:
@@ -125,8 +125,8 @@ class Streams:
     def step(self) -> Iterator[tuple[Stream, Any, BaseException | None]]:
         """Compute one turn; yield `(stream, piece, error)` for each stream of the turn.
 
-        After the last piece and after an error, `piece` is END. Without an error, `error` is None.
-        Streams whose clients have disconnected are closed first.
+        After the last piece and after an error, `piece` is END. If there was no error, `error` is
+        None. Streams whose clients have disconnected are closed first.
         """
         for left in [stream for stream in self._all if stream.dropped]:
             self._forget(left)

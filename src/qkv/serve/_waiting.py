@@ -21,16 +21,18 @@ CUTTING = 16  # The tokenizer produces about 16 tokens while the model computes 
 
 @dataclass(eq=False, kw_only=True)
 class Request:
-    """A request that waits for its answer.
+    """A request that is waiting for its answer.
 
     Attributes:
         connection: the connection that sent the request; connections take turns.
         loop: the event loop that waits for the answer.
+        arrived: the time of arrival, as a value of `time.monotonic` in seconds.
         dropped: whether the request was canceled, because the client disconnected.
     """
 
     connection: Hashable
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    arrived: float = field(default_factory=time.monotonic)
     dropped: bool = False
 
     def drop(self) -> None:
@@ -85,8 +87,7 @@ class Texts(Single):
         tokens: the number of tokens per text; 0 until the text is tokenized.
         total: the sum of `tokens`.
         vectors: the computed vectors, (n, width).
-        left: the number of texts whose vectors are not computed yet.
-        arrived: the time of arrival, in seconds of `time.monotonic`.
+        left: the number of texts whose vectors have not been computed yet.
     """
 
     texts: Numbered
@@ -97,7 +98,6 @@ class Texts(Single):
     total: int = field(init=False)
     vectors: Array | None = None
     left: int = field(init=False)
-    arrived: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -207,7 +207,7 @@ class Turns(Generic[Some]):
             del self._clients[client]
 
     def back(self, request: Some) -> None:
-        """Put a request back into the queue; it becomes the next request of the whole queue."""
+        """Put a request back at the front of the whole queue."""
         line, client = self._line(request), _client(request.connection)
         if not line or line[0] is not request:
             line.appendleft(request)
@@ -227,7 +227,7 @@ def _client(connection: Hashable) -> Hashable:
 
 @dataclass(eq=False)
 class QueuedText:
-    """One text of a request; this text was chosen for the next batch."""
+    """One text of a request, chosen for the next batch."""
 
     request: Texts
     number: int

@@ -34,7 +34,7 @@ class Embedded:
 
     Attributes:
         vectors: the vectors (n, D), equal to the result of `encode`.
-        tokens: the number of tokens of each text, after truncation at the model's limit.
+        tokens: the number of tokens of each text, after truncation to the model's limit.
     """
 
     vectors: Array
@@ -51,12 +51,12 @@ class Worker:
     passes.
 
     Args:
-        model: the model that computes.
+        model: the model to run.
         settings: the maximum sizes of the queue and of a batch.
 
     Attributes:
-        ready: whether the thread has finished its first computation, so that the server accepts
-            requests.
+        ready: whether the server says that it is ready. The application sets this attribute, and
+            `stop` resets it.
         together: computes the new tokens of all streams in one forward pass.
         counts: the numbers of batches, texts and tokens computed so far, and of errors.
     """
@@ -65,7 +65,7 @@ class Worker:
         self.model, self.settings = model, settings
         self.ready = False
         self._encoder = None if model.tokenizer is None else model.text_encoder()
-        # keyed by prompt, task and normalization
+        # keyed by prompt, task and `normalize`
         self._encoders: dict[tuple[str | None, str | None, bool | None], Encoder] = {}
         if self._encoder is not None:
             self._encoders[None, None, None] = self._encoder
@@ -80,7 +80,7 @@ class Worker:
         self._usual = 1  # the number of requests in the last batch
         self._answers: list[tuple[Request, Any, BaseException | None]] = []
         self._requests: set[Request] = set()  # Only the event loop uses this set.
-        # An entry None contains no request and only wakes the thread.
+        # An entry None only wakes the thread.
         self._inbox: SimpleQueue[Request | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -88,7 +88,7 @@ class Worker:
 
     @property
     def waiting(self) -> int:
-        """The number of requests without an answer so far."""
+        """The number of requests not yet answered."""
         return len(self._requests)
 
     @property
@@ -96,10 +96,16 @@ class Worker:
         """The number of streams that have not ended."""
         return len(self._streams)
 
+    @property
+    def oldest_seconds(self) -> float:
+        """The time since the oldest unanswered request arrived; streams do not count."""
+        times = [request.arrived for request in self._requests if isinstance(request, Single)]
+        return time.monotonic() - min(times) if times else 0.0
+
     # methods that run on the event loop
 
     def start(self) -> None:
-        """Start the thread, which first computes one text, so that the first request is fast."""
+        """Start the thread that computes."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="qkv-serve", daemon=True)
             self._thread.start()
@@ -119,9 +125,9 @@ class Worker:
 
         Token ids must include the special tokens, and are truncated at the same limit as texts.
         If `dimensions` is given, only the first dimensions of each vector are kept, and the vector
-        is scaled to length 1 unless `normalize` is false. `prompt_name`, `task` and `normalize`
-        (there `normalize_embeddings`) mean the same as in `encode`. If `whole` is true, a text that
-        would be truncated is refused.
+        is scaled to length 1 unless `normalize` is false. `prompt_name` and `task` mean the same as
+        in `encode`; `normalize` means `normalize_embeddings`. If `whole` is true, a text that would
+        be truncated is refused.
 
         Raises:
             Refused: the status is 429 if too many requests wait, and 503 if the server is shutting
@@ -135,7 +141,7 @@ class Worker:
         width = encoder.width
         if dimensions is not None and not 1 <= dimensions <= width:
             problem = f"dimensions is {dimensions} and vectors have {width} numbers"
-            raise Refused(400, f"{problem}: give 1 to {width}", param="dimensions")
+            raise Refused(400, f"{problem}; pass 1 to {width}", param="dimensions")
         if not len(texts):
             return Embedded(np.empty((0, dimensions or width), encoder.dtype), [])
         request = Texts(
@@ -153,7 +159,7 @@ class Worker:
     def _encoder_for(
         self, prompt_name: str | None, task: str | None, normalize: bool | None
     ) -> Encoder:
-        """Return the encoder for a prompt, a task and a normalization; each is made once.
+        """Return the encoder for a prompt, a task and `normalize`; each encoder is made once.
 
         Raises:
             Refused: 400, if the model defines no such prompt or task.
@@ -194,8 +200,8 @@ class Worker:
         Args:
             begin: a function that makes the iterator.
             connection: the connection of the client.
-            size: a function of `n` that returns the approximate number of tokens which the iterator
-                keeps in memory at most while it computes the next `n` items.
+            size: a function of `n` that estimates the maximum number of tokens in the iterator's
+                memory while it computes the next `n` items.
 
         Raises:
             Refused: too many requests wait (429), or the server is shutting down (503).
@@ -268,8 +274,6 @@ class Worker:
         before = sys.getswitchinterval()
         sys.setswitchinterval(min(before, SWITCH))
         try:
-            self._warm_up()
-            self.ready = not self._stopping
             while self._read():
                 try:
                     self._turn()
@@ -278,14 +282,6 @@ class Worker:
         finally:
             self.ready = False
             sys.setswitchinterval(before)
-
-    def _warm_up(self) -> None:
-        """Compute one text, so that the kernel packs the weights before the first request."""
-        if self._encoder is not None:
-            try:
-                self._encoder.pool_texts(self._encoder.ids(["warm"]))
-            except Exception:  # not reported here: later requests raise the same error
-                self.counts.failures += 1
 
     def _read(self) -> bool:
         """Accept new requests; if there is no work, wait for a request.

@@ -27,6 +27,7 @@ from qkv._visible import visible
 from qkv.models import Model
 from qkv.serve._protocol import Connection
 from qkv.serve._refusals import ERRORS, FAILED, Refused
+from qkv.serve._rehearsal import rehearse
 from qkv.serve._work import Worker
 from qkv.serve.guard import FILES, Guard, Metrics
 from qkv.serve.routes import ROUTERS
@@ -36,8 +37,10 @@ from qkv.signals import answering
 # `/metrics` reports some attributes of the worker: `_WATCHED` lists attributes of `worker`, and
 # `_COUNTED` lists attributes of `worker.counts`.
 _WATCHED = {
+    "ready": "1 if /readyz answers 200, otherwise 0.",
     "waiting": "Requests without an answer so far.",
     "streams": "Completions that have not ended.",
+    "oldest_seconds": "Seconds since the oldest request arrived; completions are not counted.",
 }
 _COUNTED = {
     "batches": "Batches computed since the start.",
@@ -48,16 +51,16 @@ _COUNTED = {
 DOCS = (
     "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "connect-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; script-src 'self'"
-)  # the content security policy of /docs, to which the hash of its script is added
-KEEP_ALIVE = 60  # The seconds for which a connection may be idle between two requests.
-GRACE = 60  # The seconds that accepted requests may take after a signal to stop.
+)  # the content security policy of /docs; the hash of the page's script is added to it
+KEEP_ALIVE = 60  # The number of seconds that a connection may be idle between two requests.
+GRACE = 60  # The number of seconds that accepted requests may take after a signal to stop.
 
 
 def create_app(model: Model, settings: Settings | None = None) -> Guard:
     """Return an ASGI application that serves a model and checks each request with a `Guard`.
 
     Routes read the attributes of `request.app.state`: `model`, `settings`, `worker`, `numbers`,
-    `routes`, and `name`. In answers, `name` is the model's name.
+    `routes`, `name` (the model name in responses), and `tokenizing`, a lock.
     """
     settings = settings or Settings()
     name = settings.name or model.name
@@ -65,11 +68,12 @@ def create_app(model: Model, settings: Settings | None = None) -> Guard:
     state = app.state
     state.model, state.settings, state.name = model, settings, name
     state.worker, state.numbers, state.routes = Worker(model, settings), Metrics(), routes()
+    state.tokenizing = asyncio.Lock()
     for owner, watched in (state.worker, _WATCHED), (state.worker.counts, _COUNTED):
         for attribute, words in watched.items():
             state.numbers.watch(f"qkv_{attribute}", words, owner, attribute)
     guard = Guard(app, settings, state.numbers)
-    words = "Bytes that bodies, and answers that wait to be sent, hold of --max-memory."
+    words = "Bytes of --max-memory that bodies and unsent answers hold."
     state.numbers.watch("qkv_held_bytes", words, guard.memory, "held")
     return guard
 
@@ -82,9 +86,16 @@ def routes() -> list[APIRoute]:
 def _with_routes(title: str, *, needs_key: bool) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.worker.start()
+        async def prepare() -> None:
+            await rehearse(app)
+            worker.ready = True
+
+        worker: Worker = app.state.worker
+        worker.start()
+        preparing = asyncio.create_task(prepare())
         yield
-        await app.state.worker.stop()
+        preparing.cancel()
+        await worker.stop()
 
     version = import_module("qkv").__version__
     app = FastAPIOffline(
@@ -163,7 +174,7 @@ def run(model: Model, settings: Settings, ready: Callable[[str], None]) -> None:
         app = create_app(model, settings)
         config = uvicorn.Config(
             app,
-            http=type("OfThisServer", (Connection,), {"settings": settings}),
+            http=type("Served", (Connection,), {"settings": settings, "count": app.numbers.count}),
             ws="none",
             lifespan="on",
             log_config=None,

@@ -9,7 +9,14 @@ from asyncio import CancelledError
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,9 +27,9 @@ from qkv.serve._refusals import FAILED, Refused
 from qkv.serve.key_file import Keys
 from qkv.serve.settings import Settings
 
-# Requests for these paths need no key, and may name any host.
+# Requests for these paths do not need a key, and may name any host.
 HEALTH = frozenset({"/healthz", "/readyz", "/health"})
-# A browser opens these pages without a key. The pages contain no secret.
+# A browser opens these pages without a key. The pages do not contain secrets.
 OPEN = HEALTH | {"/", "/docs", "/openapi.json"}
 FILES = "/static-offline-docs"
 ASSETS = frozenset(
@@ -59,6 +66,7 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
+        ProcessCollector(registry=registry)  # memory and open files; only on Linux
 
     def watch(self, name: str, description: str, value: object, attribute: str) -> None:
         """Add a metric whose value is the current value of an object's attribute."""
@@ -71,7 +79,7 @@ class Metrics:
         self._seconds.labels(route).observe(seconds)
 
     def text(self) -> bytes:
-        """Return all metrics in the format of Prometheus."""
+        """Return all metrics in Prometheus format."""
         return generate_latest(self._registry)
 
 
@@ -86,13 +94,14 @@ class Guard:
     Attributes:
         ending: whether the server is shutting down.
         memory: the budget of all bodies and answers.
+        numbers: the metrics.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, numbers: Metrics) -> None:
-        self.app, self._settings, self._numbers = app, settings, numbers
+        self.app, self._settings, self.numbers = app, settings, numbers
         self.ending = False
         self._answer: ASGIApp = self._handle
-        if settings.origins:  # also answers the requests in which browsers ask for permission
+        if settings.origins:  # also answers the preflight requests of browsers
             self._answer = CORSMiddleware(
                 self._handle,
                 allow_origins=settings.origins,
@@ -108,7 +117,7 @@ class Guard:
         await answer(scope, receive, send)
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # HEAD is answered as GET: uvicorn leaves out the body. A slash at the end changes nothing.
+        # HEAD is answered as GET: uvicorn leaves out the body. A trailing slash has no effect.
         method, path = scope["method"], scope["path"].rstrip("/") or "/"
         scope = {**scope, "method": "GET" if method == "HEAD" else method, "path": path}
         begin, status = time.perf_counter(), 0
@@ -154,7 +163,7 @@ class Guard:
         finally:
             share.free()
             route = getattr(scope.get("route"), "path", "other")
-            self._numbers.count(route, status, time.perf_counter() - begin)
+            self.numbers.count(route, status, time.perf_counter() - begin)
 
     def check(self, path: str, headers: Iterable[tuple[bytes, bytes]], method: str) -> None:
         """Raise an error if the path or a header of a request is not allowed."""
@@ -170,7 +179,7 @@ class Guard:
         host = values.get(b"host", b"").decode("latin-1")
         if not self.knows(host):
             problem = f"{host[:80]!r} is not an allowed host of this server"
-            message = f"{problem}: start the server with --allow-host and this name"
+            message = f"{problem}: start the server with --allow-host and this host"
             raise Refused(403, message, code="host_not_allowed")
         origin = values.get(b"origin", b"").decode("latin-1")
         allowed = same_origin(origin, host) or origin in self._settings.origins
@@ -217,22 +226,22 @@ class Guard:
 
 
 async def send_in_pieces(message: Message, send: Send) -> None:
-    """Send a message of an answer; return when the client has read almost all of a large body."""
+    """Send a message of a response; send a large body in pieces of `PIECE` bytes."""
     body = memoryview(message.get("body", b""))
     if len(body) > FREE:
         for start in range(0, len(body), PIECE):
             piece = body[start : start + PIECE]
             await send({"type": message["type"], "body": piece, "more_body": True})
-        message = {**message, "body": b""}  # uvicorn sends this body when the others are read
+        message = {**message, "body": b""}  # uvicorn sends this message after the pieces
     await send(message)
 
 
 @lru_cache(16)  # cached, because most requests have the same Host header
 def host_name(host: str) -> str:
-    """Return the host name in a Host header in lower case, without the port.
+    """Return the host name from a Host header, in lower case and without the port.
 
     Raises:
-        ValueError: the header names no host.
+        ValueError: the header does not name a host.
 
     >>> host_name("Example.org.:8080"), host_name("[::1]:80")
     ('example.org', '::1')
@@ -246,7 +255,8 @@ def host_name(host: str) -> str:
 def host_pattern(pattern: str) -> Callable[[str], bool]:
     """Return a function that says whether a host name matches a pattern.
 
-    The pattern is a host name; `*.` and a name, for all names with this ending; a network; or `*`.
+    The pattern is a host name; `*.` followed by a name, for all names with this ending; a network;
+    or `*`.
 
     Raises:
         ValueError: the pattern is none of these.
@@ -286,7 +296,7 @@ def is_loopback(name: str) -> bool:
 
 
 def same_origin(origin: str, host: str) -> bool:
-    """Return whether a page's origin and a request's host are the same server.
+    """Return whether a page's origin and a request's host belong to the same server.
 
     >>> same_origin("https://a.org", "a.org"), same_origin("http://evil.org", "a.org")
     (True, False)

@@ -21,7 +21,7 @@ class Keys:
         path: the file.
 
     Raises:
-        ValueError: the file has no key, or a line is not one word of ASCII characters.
+        ValueError: the file has no key, or a line is not a single word of ASCII characters.
         OSError: the file cannot be read.
     """
 
@@ -29,7 +29,7 @@ class Keys:
         self._path, self._state = path, _state_of(path)
         self._digests = [_digest(key) for key in read_keys(path)]
         if os.name == "posix" and os.stat(path).st_mode & 0o022:
-            message = f"other users may write {path}, and could choose a key: run chmod go-w on it"
+            message = f"other users may write to {path} and add keys: run chmod go-w on it"
             warnings.warn(message, UserWarning, stacklevel=3)
 
     def allow(self, key: bytes) -> bool:
@@ -49,14 +49,14 @@ def read_keys(path: str) -> list[bytes]:
     """Read the keys in a file, without spaces around them and without empty lines.
 
     Raises:
-        ValueError: the file has no key, or a line is not one word of ASCII characters.
+        ValueError: the file has no key, or a line is not a single word of ASCII characters.
         OSError: the file cannot be read.
     """
     lines = [line.strip() for line in ordinary(path).read_bytes().splitlines()]
     keys = [line for line in lines if line]
     if not keys or not all(0x21 <= byte <= 0x7E for key in keys for byte in key):
         way = "write one word of ASCII letters and digits on each line"
-        raise ValueError(f"{path} has {'a line that is ' * bool(keys)}no key: {way}")
+        raise ValueError(f"{path} has {'a line that is not a key' if keys else 'no key'}: {way}")
     return keys
 
 

@@ -12,16 +12,17 @@ class Settings:
     Attributes:
         host: the address where the server listens.
         port: the port; 0 for any free port.
-        allowed_hosts: patterns of the names that the Host header may have, in addition to the names
-            of this machine; see `qkv.serve.guard.host_pattern`.
+        allowed_hosts: patterns for the names that the Host header may have, in addition to the
+            names of this machine; see `qkv.serve.guard.host_pattern`.
         origins: the origins of other sites whose pages may send requests, such as
             "https://example.org".
-        name: the model's name in answers; None for the name of the model itself.
-        keys: the keys, one of which requests send as `Authorization: Bearer ...`; None for no key.
+        name: the model name to report in responses; None for the model's own name.
+        keys: the API keys. A request sends one of them as `Authorization: Bearer ...`. None if
+            requests do not need a key.
         connections: the maximum number of open connections.
         head: the maximum number of bytes of a request line and its headers.
         body: the maximum number of bytes of a request's body.
-        memory: the maximum number of bytes of all bodies in memory, and of all answers that wait to
+        memory: the maximum number of bytes of all bodies in memory, and of all answers waiting to
             be sent.
         inputs: the maximum number of texts of one request.
         tokens: the maximum number of tokens of one request, after its texts are truncated as in
@@ -32,19 +33,19 @@ class Settings:
         new_tokens: the maximum number of new tokens of one completion.
         answer: the maximum number of bytes of an answer that contains a trace, logprobs or an echo
             of the prompt.
-        waiting: the maximum number of requests that wait to be computed. Each of them has an open
+        waiting: the maximum number of requests waiting to be computed. Each of them has an open
             connection, so a limit above `connections` would have no effect.
         batch_tokens: the approximate number of tokens in a batch.
         streams: the maximum number of streams that the server continues between two batches. The
             server computes one piece for each of these streams.
         stream_tokens: the approximate number of tokens that all streams together keep in memory.
             Above this number, some streams lose their caches. When such a stream continues, the
-            server first computes the stream's earlier tokens again.
-        gather: the maximum seconds for which a batch waits for more requests, if the server is
+            server first recomputes the stream's earlier tokens.
+        gather: the maximum number of seconds that a batch waits for more requests, if the server is
             busy.
-        half_sent: the maximum seconds until a request has arrived in full.
+        half_sent: the number of seconds within which a request must arrive in full.
         unread: the seconds after which the server disconnects a client that has not read the next
-            piece of an answer; a piece has 1 MiB.
+            piece of an answer; a piece is 1 MiB.
     """
 
     host: str = "127.0.0.1"

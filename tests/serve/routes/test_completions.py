@@ -644,6 +644,7 @@ def test_requests_that_arrive_together_share_forward_passes(
         start = body["prompt"] if "echo" in body else ""
         expected.append([start + str(new) for new in model.generate(prompts, **options)])
     with inside(model) as server:
+        passes.clear()
         url = f"http://127.0.0.1:{server.port}/v1"
 
         async def ask(client: openai.AsyncOpenAI, body: dict[str, Any]) -> list[str]:
@@ -683,6 +684,7 @@ def test_a_request_that_leaves_frees_its_part_of_the_passes(
     monkeypatch.setattr(Transformer, "step_together", wait)
     asked = {"prompt": ["the cat"] * 2, "max_tokens": 80, "temperature": 0, "stream": True}
     with inside(model) as server:
+        passes.clear()
         with server.held():
             gone = server.ask("/v1/completions", asked)
             kept = server.ask("/v1/completions", asked | {"prompt": "a"})

@@ -57,7 +57,7 @@ def test_tokens_are_counted(served: Served) -> None:
 @pytest.mark.parametrize(
     ("changes", "param", "words"),
     [
-        ({"query": " \n"}, "query", "the query is empty: give a query with at least one token"),
+        ({"query": " \n"}, "query", "the query is empty; pass a query with at least one token"),
         ({"documents": ["a dog ran"] * 64}, "documents", "have more than 550 tokens: send them in"),
         ({"return_documents": "yes"}, "return_documents", "it should be a valid boolean"),
         ({"return_documents": 1}, "return_documents", "it should be a valid boolean"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -109,7 +110,7 @@ def test_without_normalize_the_last_module_does_not_scale(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("body", "key", "words"),
     [
-        ({}, "inputs", "is missing: give a text"),
+        ({}, "inputs", "is missing; pass a text"),
         ({"inputs": []}, "inputs", "is an empty list"),
         ({"inputs": ["a"] * 9}, "input", "9 texts: send at most 8"),
         (
@@ -117,7 +118,7 @@ def test_without_normalize_the_last_module_does_not_scale(tmp_path: Path) -> Non
             "prompt_name",
             "has query, document, passage, clustering",
         ),
-        ({"inputs": "a", "dimensions": 13}, "dimensions", "give 1 to 12"),
+        ({"inputs": "a", "dimensions": 13}, "dimensions", "pass 1 to 12"),
         ({"inputs": "the " * 20, "truncate": False}, "input", "has more than the 16 tokens"),
         ({"inputs": "a", "truncation_direction": "Left"}, "truncation_direction", "at their end"),
         ({"inputs": {"source_sentence": "a", "sentences": ["b"]}}, "inputs", "is an object"),
@@ -146,7 +147,7 @@ def test_texts_are_ranked_as_tei_ranks_them(
     assert [one["text"] for one in answer] == [TEXTS[one["index"]] for one in answer]
 
 
-@pytest.mark.parametrize("path", ["/rerank", "/"])
+@pytest.mark.parametrize("path", ["/v2/rerank", "/rerank", "/"])
 def test_documents_are_ranked_as_at_v1_rerank(ranking: TestClient, path: str) -> None:
     body = {"query": QUERY, "documents": TEXTS, "top_n": 2, "return_documents": True}
     assert ask(ranking, path, **body) == ask(ranking, "/v1/rerank", **body)
@@ -157,7 +158,7 @@ def test_wrong_requests_to_rank(client: TestClient, ranking: TestClient) -> None
     assert refused(client, "/rerank", query=QUERY, texts=TEXTS)[0] == "model"
     assert (
         refused(ranking, "/rerank", query=QUERY)[1]
-        == "/rerank: texts is missing: give a list of texts"
+        == "/rerank: texts is missing; pass a list of texts"
     )
     assert refused(ranking, "/rerank", query=QUERY, texts=TEXTS, top_n=1)[0] == "top_n"
     long = ["a", "the " * 30]
@@ -193,6 +194,30 @@ def test_tokens_have_their_positions(client: TestClient, encoder: qkv.Model) -> 
     )
 
 
+def test_answers_that_exceed_the_memory_are_refused_before_they_are_computed(
+    encoder: qkv.Model,
+) -> None:
+    with TestClient(create_app(encoder, Settings(memory=1000)), base_url="http://localhost") as it:
+        wait_until(lambda: it.get("/readyz").status_code == 200)
+        [before] = re.findall(r"^qkv_texts .*$", it.get("/metrics").text, re.M)
+        many = ["a"] * 1500  # for each text, at least 72 bytes of numbers, or 3 tokens
+        for path, body in (
+            ("/embed", {"inputs": many}),
+            ("/v1/embeddings", {"input": many}),
+            ("/tokenize", {"inputs": many}),
+        ):
+            answer = it.post(path, json=body)
+            assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1"), path
+            assert "hold more than 1000 bytes" in answer.text
+        assert before in it.get("/metrics").text
+        assert "qkv_held_bytes 0.0" in it.get("/metrics").text
+        assert it.post("/embed", json={"inputs": ["a"] * 9}).status_code == 200
+    with TestClient(create_app(encoder, Settings(answer=1000)), base_url="http://localhost") as it:
+        assert it.post("/tokenize", json={"inputs": "a"}).status_code == 200
+        answer = it.post("/tokenize", json={"inputs": many})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "answer_too_large")
+
+
 def test_info_describes_the_model(client: TestClient, ranking: TestClient) -> None:
     about = client.get("/info").json()
     assert about["model_type"] == {"embedding": {"pooling": "mean"}}
@@ -209,6 +234,7 @@ def test_health_needs_no_key_and_the_model_does(encoder: qkv.Model, tmp_path: Pa
             assert client.post(path, json={"inputs": body}).status_code == 401
             assert client.post(path, json={"inputs": body}, headers=KEY).status_code == 200
         assert client.get("/info").status_code == 401
+        wait_until(lambda: client.get("/readyz").status_code == 200)
         assert client.get("/health", headers={"Host": "10.0.0.1"}).status_code == 200
         client.app.ending = True
         assert client.get("/health").status_code == 503

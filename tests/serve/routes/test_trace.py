@@ -164,7 +164,7 @@ def test_a_large_answer_is_refused_before_it_is_computed(
             response = post(small, input=text, **asked)
             assert response.status_code == 413, response.text[:200]
             error = response.json()["error"]
-            assert "fewer layers or heads, or give top_k" in error["message"]
+            assert "fewer layers or heads, or send top_k" in error["message"]
             assert error["code"] == "answer_too_large"
         octets = "application/octet-stream"
         assert post(small, octets, input=text, layers=0).status_code == 413

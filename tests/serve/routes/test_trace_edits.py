@@ -217,9 +217,9 @@ def test_the_metadata_has_the_text(client: TestClient, tmp_path: Path, encoder: 
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
-    ({"edits": "causal"}, "edits", 'is "causal": give a list of objects with op'),
+    ({"edits": "causal"}, "edits", 'is "causal"; pass a list of objects with op'),
     ({"edits": [{"op": "hyde"}]}, "edits", "edits[0] has op 'hyde': it must be one of hide, mask"),
-    ({"edits": [None]}, "edits", "edits[0] is None: give a record, as"),
+    ({"edits": [None]}, "edits", "edits[0] is None; pass a record, such as"),
     ({"edits": [{"op": ["hide"]}]}, "edits", "edits[0] has op ['hide']: it must be"),
     (
         {"edits": [{"op": "causal"}, {"op": "hide"}]},
@@ -229,7 +229,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {"edits": [{"op": "hide", "token": 8}]},
         "edits",
-        "has token 8: give 0 to 7, because the text",
+        "has token 8; pass 0 to 7, because the text",
     ),
     ({"edits": [{"op": "hide", "token": -1}]}, "edits", "has token -1"),
     ({"edits": [{"op": "hide", "token": True}]}, "edits", "has token True"),
@@ -241,24 +241,24 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"edits": [{"op": "mask", "query": 1, "key": 1, "head": 2}]}, "edits", "has head 2 and no"),
     ({"edits": [{"op": "ablate", "head": 1}]}, "edits", "has no layer: it needs layer and may"),
-    ({"edits": [{"op": "ablate", "layer": 0, "head": 3}]}, "edits", "has head 3: give 0 to 2"),
-    ({"edits": [{"op": "scale", "value": "1"}]}, "edits", "has value '1': give a finite number"),
-    ({"edits": [{"op": "scale", "value": 1e300}]}, "edits", "give a finite number"),
+    ({"edits": [{"op": "ablate", "layer": 0, "head": 3}]}, "edits", "has head 3; pass 0 to 2"),
+    ({"edits": [{"op": "scale", "value": "1"}]}, "edits", "has value '1'; pass a finite number"),
+    ({"edits": [{"op": "scale", "value": 1e300}]}, "edits", "pass a finite number"),
     (
         {"edits": [examples(7, "dog", 12)["row"]]},
         "edits",
-        ": give 8 finite numbers, one for each",
+        "; pass 8 finite numbers, one for each",
     ),
     (
         {"edits": [examples(8, "no such entry", 12)["swap"]]},
         "edits",
-        "give one entry of the vocab",
+        "pass one entry of the vocab",
     ),
-    ({"at": [8]}, "at", "has 8 and there are 8 tokens: give 0 to 7"),
+    ({"at": [8]}, "at", "has 8 and there are 8 tokens; pass 0 to 7"),
     ({"at": [-1]}, "at", "has -1"),
-    ({"at": 3}, "at", "is 3: give a list of positions"),
+    ({"at": 3}, "at", "is 3; pass a list of positions"),
     ({"inside": [12]}, "inside", "has 12: this model has 12, numbered 0 to 11"),
-    ({"include": ["everything"]}, "include", 'give a list of "text" and "resid"'),
+    ({"include": ["everything"]}, "include", 'pass a list of "text" and "resid"'),
     ({"top_k": 2, "at": []}, "top_k", "is only for weights"),
     ({"top_k": 2, "edits": [examples(8, "dog", 12)["row"]]}, "top_k", "with an edit of scores"),
     ({"top_k": 2, "edits": [{"op": "scale", "value": 2}]}, "top_k", "such as row or scale"),
@@ -271,7 +271,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {"edits": [{"op": "patch", "at": "z", "layer": 0, "from": "a dog"}]},
         "edits",
-        "has from 'a dog': give a text of 8 tokens, because text 0 has 8 tokens; "
+        "has from 'a dog'; pass a text of 8 tokens, because text 0 has 8 tokens; "
         "the given text has 4",
     ),
     ({"top_k": 2, "edits": [PATTERN]}, "top_k", "edit"),
@@ -317,7 +317,7 @@ def test_a_scale_beyond_64_bits_is_refused(client: TestClient, written: str) -> 
     error = client.post("/v1/trace", content=body).json()["error"]
     assert error["param"] == "edits"
     assert error["message"].startswith(f"trace: edits have the value {written[:22]}")
-    assert error["message"].endswith("...: give a number that fits in 64 bits")
+    assert error["message"].endswith("...; pass a number that fits in 64 bits")
 
 
 @pytest.mark.parametrize("kind", ["minilm", "t5"])
@@ -444,7 +444,7 @@ def test_values_that_are_not_finite_are_refused(edits: list[Edit], kind: str) ->
             error = response.json()["error"]
             assert error["param"] == "edits"
             assert error["message"].startswith("trace: edits lead to values of ")
-            assert error["message"].endswith(" that are not finite: give smaller numbers")
+            assert error["message"].endswith(" that are not finite; pass smaller numbers")
 
 
 def test_values_that_are_not_finite_without_edits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ class ServedModels(BaseModel):
 
 
 class Health(BaseModel):
-    """The answer of a successful health check."""
+    """The answer to a successful health check."""
 
     status: Literal["ok"] = "ok"
 
@@ -49,18 +49,18 @@ async def model(name: str, request: Request) -> ServedModel:
     return ServedModel(id=served)
 
 
-@router.get("/healthz", summary="Whether the server is alive")
+@router.get("/healthz", summary="Check that the server is alive")
 async def healthz() -> Health:
     """Answer 200: the server is alive."""
     return Health()
 
 
-@router.get("/health", summary="The same, at the path that text-embeddings-inference uses")
-@router.get("/readyz", summary="Whether the server accepts requests")
+@router.get("/health", summary="Like `/readyz`, at the path of text-embeddings-inference")
+@router.get("/readyz", summary="Check that the server accepts requests")
 async def readyz(request: Request) -> Health:
     """Answer 200 from the end of the first computation to the start of shutdown, otherwise 503."""
     if not request.app.state.worker.ready:
-        raise Refused(503, "the server is not ready", headers={"Retry-After": "1"})
+        raise Refused(503, "the server is not ready: try again later", headers={"Retry-After": "1"})
     return Health()
 
 

@@ -80,14 +80,14 @@ class ChatBody(SampledBody):
         description="The maximum number of new tokens; by default as many as possible.",
     )
     max_tokens: int | None = Field(
-        None, ge=1, description="The older name of `max_completion_tokens`."
+        None, ge=1, description="An older name for `max_completion_tokens`."
     )
-    logprobs: bool = Field(False, description="Whether to send the log probability of each token.")
+    logprobs: bool = Field(False, description="If true, send each token's log probability.")
     top_logprobs: int | None = Field(
         None,
         ge=0,
         le=20,
-        description="Only with `logprobs`: how many likeliest tokens get log probabilities.",
+        description="Only with `logprobs`: how many of the likeliest tokens to list per position.",
     )
 
     @property
@@ -97,7 +97,7 @@ class ChatBody(SampledBody):
 
     @property
     def limit_key(self) -> str | None:
-        """The name of the key with the number of new tokens; None if the request has no number."""
+        """The name of the key that limits the number of new tokens, or None."""
         if self.max_completion_tokens is not None:
             return "max_completion_tokens"
         return None if self.max_tokens is None else "max_tokens"
@@ -108,14 +108,14 @@ class ChatBody(SampledBody):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def prompt_for(self, model: Model) -> Prompt:
-        """Return the conversation as the model's chat template writes it."""
+        """Return the conversation, formatted by the model's chat template."""
         messages = [message.plain() for message in self.messages]
         tokenizer = model.reader.need_tokenizer()
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         return Prompt(tokenizer.tokenize_prompt(text))
 
     def check(self, model: Model, settings: Settings) -> None:
-        """Refuse a request that this model or server cannot answer, without reading its messages.
+        """Without reading the messages, refuse a request that this model or server cannot answer.
 
         Raises:
             Refused: 400, with the name of the wrong key.
@@ -127,15 +127,17 @@ class ChatBody(SampledBody):
             raise Refused(400, problem, param="model", code="model_does_not_chat")
         if None is not self.max_tokens != self.max_completion_tokens is not None:
             problem = f"is {self.max_tokens} and max_completion_tokens is "
-            raise self.refusal("max_tokens", f"{problem}{self.max_completion_tokens}: give one")
+            raise self.refusal("max_tokens", f"{problem}{self.max_completion_tokens}; pass one")
         if self.top_logprobs is not None and not self.logprobs:
-            raise self.refusal("top_logprobs", "is only for logprobs: also give logprobs true")
+            raise self.refusal(
+                "top_logprobs", 'works only with logprobs: also send "logprobs": true'
+            )
         if self.n > settings.inputs:
             raise self.refusal("n", f"is {self.n}: ask for at most {settings.inputs} answers")
 
 
 def chats(model: Model) -> bool:
-    """Return whether a model can answer conversations."""
+    """Return whether a model can reply in conversations."""
     has_template = model.tokenizer is not None and model.tokenizer.chat_template is not None
     return model.can("generate") and has_template
 
@@ -143,8 +145,8 @@ def chats(model: Model) -> bool:
 class TopToken(BaseModel):
     """A token and its log probability at temperature 1.
 
-    `bytes` is null if the token is not a whole text, such as an end token or a part of a character;
-    `token` is then its vocabulary entry or its id.
+    `bytes` is null if the token does not stand for a whole text, for example if it is an end token
+    or a part of a character; `token` is then its vocabulary entry or its id.
     """
 
     token: str
@@ -183,7 +185,7 @@ class AnswerChoice(BaseModel):
 class ChatAnswer(BaseModel):
     """The answer to a request for a chat completion.
 
-    An event of a stream has the object "chat.completion.chunk", and `delta` instead of `message`.
+    In an event of a stream, `object` is "chat.completion.chunk", and `delta` replaces `message`.
     """
 
     id: str
@@ -240,13 +242,13 @@ class ChatCompletion(Completion):
         return _choice_of(whole, message={"role": "assistant", "content": whole.text})
 
     def opening(self) -> list[dict[str, Any]]:
-        """Return an event for each answer, which says whose message begins."""
+        """Return one event per answer; the event names the role of the answer's message."""
         delta = {"role": "assistant", "content": ""}
         piece = {"delta": delta, "logprobs": None, "finish_reason": None}
         return [{"index": number, **piece} for number in range(len(self.rows))]
 
     def event(self, piece: Choice) -> dict[str, Any]:
-        """Return the choice of an event of a stream."""
+        """Return the choice in an event of a stream."""
         return _choice_of(piece, delta={"content": piece.text})
 
 

@@ -65,12 +65,14 @@ class SampledBody(Body):
         "with 0, the likeliest token is always chosen.",
     )
     top_k: int = Field(
-        0, ge=-1, description="Draw only from this many likeliest tokens; 0 or -1 for all."
+        0,
+        ge=-1,
+        description="Draw only from this many of the likeliest tokens; 0 or -1 for all tokens.",
     )
-    n: int = Field(1, ge=1, le=128, description="The number of completions of each text.")
+    n: int = Field(1, ge=1, le=128, description="The number of completions for each text.")
     stop: str | Annotated[list[str], Field(max_length=4, fail_fast=True)] = Field(
         [],
-        description="Generation stops at any of these texts; the completion does not contain it.",
+        description="Stop before any of these texts; the completion does not contain it.",
     )
     seed: int | None = Field(
         None,
@@ -103,7 +105,7 @@ class SampledBody(Body):
 
     @property
     def limit_key(self) -> str | None:
-        """The name of the key with the number of new tokens; None if the request has no number."""
+        """The name of the key with the number of new tokens; None if it is missing."""
         raise NotImplementedError
 
     @property
@@ -117,7 +119,7 @@ class SampledBody(Body):
         return False
 
     def prompt_for(self, model: Model) -> Any:
-        """Return what the model continues, in a form that `Model.rows` takes.
+        """Return the text to continue, in a form that `Model.rows` accepts.
 
         Raises:
             TypeError, ValueError: the model cannot read the request's texts.
@@ -125,7 +127,7 @@ class SampledBody(Body):
         raise NotImplementedError
 
     def check(self, model: Model, settings: Settings) -> None:
-        """Refuse a request that this model or server cannot answer, without reading its prompts.
+        """Without reading the prompts, refuse a request that this model or server cannot answer.
 
         Raises:
             Refused: 400, with the name of the wrong key.
@@ -139,15 +141,15 @@ class SampledBody(Body):
         if "" in self.stops:
             raise self.refusal("stop", "has an empty text: leave it out")
         if (longest := max(map(len, self.stops), default=0)) > STOP:
-            raise self.refusal("stop", f"has a text of {longest} characters: give at most {STOP}")
+            raise self.refusal("stop", f"has a text of {longest} characters; pass at most {STOP}")
         if not isinstance(self.include_usage, bool):
-            problem = f"has include_usage {quote(self.include_usage)}: give true or false"
+            problem = f"has include_usage {quote(self.include_usage)}; pass true or false"
             raise self.refusal("stream_options", problem)
         if self.stream_options and not self.stream:
-            raise self.refusal("stream_options", "is only for streams: also give stream true")
+            raise self.refusal("stream_options", 'is only for streams: also send "stream": true')
         if self.limit_key is not None and self.new_tokens > settings.new_tokens:
             most = settings.new_tokens
-            raise self.refusal(self.limit_key, f"is {self.new_tokens}: give at most {most}")
+            raise self.refusal(self.limit_key, f"is {self.new_tokens}; pass at most {most}")
 
 
 class CompletionsBody(SampledBody):
@@ -175,9 +177,10 @@ class CompletionsBody(SampledBody):
         None,
         ge=0,
         le=5,
-        description="How many likeliest tokens get log probabilities, besides the chosen token.",
+        description="How many of the likeliest tokens to list per position, with log "
+        "probabilities.",
     )
-    echo: bool = Field(False, description="Whether the text begins with the prompt.")
+    echo: bool = Field(False, description="If true, the text begins with the prompt.")
 
     @property
     def prompts(self) -> int:
@@ -192,7 +195,7 @@ class CompletionsBody(SampledBody):
 
     @property
     def limit_key(self) -> str | None:
-        """The name of the key with the number of new tokens; None if the request has no number."""
+        """The name of the key with the number of new tokens; None if it is missing."""
         return "max_tokens" if "max_tokens" in self.model_fields_set else None
 
     @property
@@ -210,7 +213,7 @@ class CompletionsBody(SampledBody):
         return self.prompt
 
     def check(self, model: Model, settings: Settings) -> None:
-        """Refuse a request that this model or server cannot answer, without reading its prompts.
+        """Without reading the prompts, refuse a request that this model or server cannot answer.
 
         Raises:
             Refused: 400, with the name of the wrong key.
@@ -218,7 +221,7 @@ class CompletionsBody(SampledBody):
         super().check(model, settings)
         if self.best_of not in (None, self.n):
             raise self.refusal(
-                "best_of", f"is {self.best_of} and n is {self.n}: give equal numbers"
+                "best_of", f"is {self.best_of} and n is {self.n}; pass equal numbers"
             )
         if self.prompts * self.n > settings.inputs:
             key, times = ("n", f" and n is {self.n}") if self.n > 1 else ("prompt", "")
@@ -230,14 +233,14 @@ class CompletionsBody(SampledBody):
 
 
 class Logprobs(BaseModel):
-    """Lists with an entry for each token. The log probabilities are at temperature 1."""
+    """Lists with an entry for each token. The log probabilities are those at temperature 1."""
 
     tokens: list[str] = Field(
         description="The text that each token adds. For a token that adds no text: its vocabulary "
         "entry or its id."
     )
     token_logprobs: list[float | None] = Field(
-        description="In nats; null for the first token of a text."
+        description="Each token's log probability, in nats; null for the first token of a text."
     )
     top_logprobs: list[dict[str, float] | None] = Field(
         description="The log probabilities of the likeliest tokens and of the chosen token."
@@ -270,7 +273,7 @@ class Completion:
     Attributes:
         prefix: the start of the answer's id.
         kinds: the name of an answer, and the name of one event of a stream.
-        measured_bytes: the estimated number of bytes of a log probability with its token's text.
+        measured_bytes: the estimated size, in bytes, of a log probability with its token's text.
 
     Raises:
         Refused: 400, if a prompt is invalid, too long for the model or too long for the server.
@@ -341,7 +344,7 @@ class Completion:
 
     @property
     def unsent(self) -> int:
-        """The estimated bytes of the computed pieces that wait to be sent."""
+        """The estimated bytes of the computed pieces waiting to be sent."""
         steps = max(row.max_new_tokens for row in self.rows) + 1
         # pieces in memory are larger than their JSON
         return 2 * self._answer * (min(AHEAD, steps) if self.body.stream else steps) // steps
@@ -351,7 +354,7 @@ class Completion:
         return Writer(model, row, body)
 
     def size(self, pieces: int) -> int:
-        """Estimate how many tokens are in memory at most during the next pieces."""
+        """Estimate the maximum number of tokens in memory while the next pieces are computed."""
         return max(_tokens(rows, pieces) for rows in self._groups())
 
     @property
@@ -362,7 +365,7 @@ class Completion:
         return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
 
     def answer(self, pieces: Sequence[Choice]) -> dict[str, Any]:
-        """Return the form in which an answer contains a completion, given all its pieces."""
+        """Given all pieces of a completion, return the completion in the form used in an answer."""
         return dict(join_pieces(pieces))
 
     def opening(self) -> list[dict[str, Any]]:
@@ -370,7 +373,7 @@ class Completion:
         return []
 
     def event(self, piece: Choice) -> dict[str, Any]:
-        """Return the form in which an event of a stream contains a piece of a completion."""
+        """Return a piece of a completion in the form used in an event of a stream."""
         return dict(piece)
 
     def pieces(self) -> Iterator[list[Choice]]:
@@ -483,7 +486,7 @@ class Writer:
         )
 
     def logs(self) -> Logprobs:
-        """Return lists without tokens, to which `add_token` adds."""
+        """Return empty lists, to which `add_token` adds entries."""
         return empty_logs(Logprobs)
 
     def add_token(self, logs: Any, names: Spelling, token: int, measured: Measured | None) -> None:

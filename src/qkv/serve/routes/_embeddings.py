@@ -1,7 +1,6 @@
 """`POST /v1/embeddings`: compute a vector for each text; the JSON keys have OpenAI's names."""
 
 from base64 import b64encode
-from collections.abc import Sequence
 from itertools import chain
 from typing import Any, ClassVar, Literal
 
@@ -25,6 +24,7 @@ from qkv.serve._bodies import (
 )
 from qkv.serve._memory import hold
 from qkv.serve._refusals import not_finite
+from qkv.serve.settings import Settings
 
 router = APIRouter()
 
@@ -47,7 +47,7 @@ class EmbeddingsBody(Body):
 
     input: Inputs
     encoding_format: Literal["float", "base64"] | None = Field(
-        "float", description="Numbers, or base64 of float32, the lowest byte first."
+        "float", description="Numbers, or float32 values in base64, lowest byte first."
     )
     dimensions: int | None = Field(
         None,
@@ -55,7 +55,7 @@ class EmbeddingsBody(Body):
         description="Keep this many numbers of each vector, from its start, scaled to length 1.",
     )
     prompt_name: str | None = Field(
-        None, description="The name of the model's prompt that goes before each text."
+        None, description="The name of one of the model's prompts, which is put before each text."
     )
     input_type: str | None = Field(
         None,
@@ -63,14 +63,9 @@ class EmbeddingsBody(Body):
         "this purpose, the prompt goes before each text.",
     )
     truncate: bool | Literal["END", "NONE"] | None = Field(
-        True, description='Whether long texts are cut at their end ("END") or refused ("NONE").'
+        True,
+        description='Cut long texts at the end (true or "END") or refuse them (false or "NONE").',
     )
-
-    @property
-    def texts(self) -> Sequence[str] | Sequence[list[int]]:
-        """The texts, or the token ids of each text."""
-        value: Any = self.input
-        return [value] if isinstance(value, str) or isinstance(value[0], int) else value
 
     def prompt_of(self, model: Model) -> tuple[str | None, str | None]:
         """Return the arguments `prompt_name` and `task` of `encode` for this request.
@@ -131,31 +126,62 @@ async def embeddings(request: Request) -> Response:
 
     Long texts are truncated as in `encode`, unless `truncate` is false or "NONE".
     """
-    state = request.app.state
-    json = await read_json(request)
-    texts, most = json.get("input"), state.settings.inputs
-    if isinstance(texts, list) and len(texts) > most and not isinstance(texts[0], int):
-        raise too_many(len(texts), most)  # checked before `Body.read` copies the texts
+    state, json = request.app.state, await read_json(request)
+    check_count(json.get("input"), state.settings)
     body = EmbeddingsBody.read(json)
     prompt_name, task = body.prompt_of(state.model)
-    bytes_of_number = 6 if body.encoding_format == "base64" else 12
-    width = state.model.get_embedding_dimension()
-    width = min(body.dimensions or width, width)
-    hold(request, len(body.texts) * width * bytes_of_number)
-    embedded = await state.worker.embed(
-        body.texts,
-        connection=request.client,
-        dimensions=body.dimensions,
+    as_base64 = body.encoding_format == "base64"
+    vectors, tokens = await vectors_of(
+        request,
+        body,
+        body.input,
+        bytes_of_number=6 if as_base64 else 12,
         prompt_name=prompt_name,
         task=task,
         whole=body.truncate in ("NONE", False),
     )
-    if not (is_finite := np.isfinite(embedded.vectors).all(1)).all():
-        raise not_finite("embeddings", f"the vector of input {is_finite.argmin()} is")
-    vectors = embedded.vectors.astype(np.result_type(embedded.vectors, np.float32), copy=False)
-    as_base64 = body.encoding_format == "base64"
-    answer = write_answer(vectors, sum(embedded.tokens), name=state.name, as_base64=as_base64)
+    answer = write_answer(vectors, tokens, name=state.name, as_base64=as_base64)
     return Response(answer, media_type="application/json")
+
+
+def check_count(texts: Any, settings: Settings) -> None:
+    """Refuse too many texts, before `Body.read` copies them.
+
+    Raises:
+        Refused: 400.
+    """
+    most = settings.inputs
+    if isinstance(texts, list) and len(texts) > most and not isinstance(texts[0], int):
+        raise too_many(len(texts), most)
+
+
+async def vectors_of(
+    request: Request, body: Any, inputs: Any, *, bytes_of_number: int = 12, **options: Any
+) -> tuple[Array, int]:
+    """Return the vectors (n, D) of inputs in the form of `Inputs`, and their number of tokens.
+
+    Args:
+        request: the request, which holds memory for its answer.
+        body: the request's body.
+        inputs: the texts, or the token ids of each text.
+        bytes_of_number: the approximate number of bytes of a number in the answer.
+        **options: further arguments of `Worker.embed`.
+
+    Raises:
+        Refused: as `Worker.embed`; 503, if all answers would hold too much memory; 500, if a vector
+            is not finite.
+    """
+    state = request.app.state
+    texts = [inputs] if isinstance(inputs, str) or isinstance(inputs[0], int) else inputs
+    width = state.model.get_embedding_dimension()
+    hold(request, len(texts) * min(body.dimensions or width, width) * bytes_of_number)
+    embedded = await state.worker.embed(
+        texts, connection=request.client, dimensions=body.dimensions, **options
+    )
+    vectors = embedded.vectors
+    if not (is_finite := np.isfinite(vectors).all(1)).all():
+        raise not_finite(body.call, f"the vector of input {is_finite.argmin()} is")
+    return vectors.astype(np.result_type(vectors, np.float32), copy=False), sum(embedded.tokens)
 
 
 def write_answer(vectors: Array, tokens: int, *, name: str, as_base64: bool) -> bytes:

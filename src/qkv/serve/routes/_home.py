@@ -1,4 +1,4 @@
-"""`GET /`: a page for edits of the computation, with a `curl` command for each route."""
+"""`GET /`: a page for editing the model's computation, with a `curl` command for each route."""
 
 import asyncio
 import json
@@ -117,7 +117,7 @@ def refusal_reason(path: str, model: Any) -> str:
     if path == "/v1/completions" and not model.can("generate"):
         return f" {model.name} does not predict the next token: the route refuses it."
     if path == "/v1/chat/completions" and not chats(model):
-        return f" {model.name} has no chat template: the route refuses it."
-    if path in ("/v1/rerank", "/rerank") and not (model.can("rank") and model.tokenizer):
+        return f" {model.name} has no chat template, so this route does not accept the model."
+    if path.endswith("/rerank") and not (model.can("rank") and model.tokenizer):
         return f" {model.name} does not rank documents: the route refuses it."
     return ""

@@ -1,4 +1,4 @@
-"""`POST /v1/rerank`: rank documents by their relevance to a query."""
+"""`POST /v1/rerank` and `/v2/rerank`: rank documents by their relevance to a query."""
 
 import asyncio
 from collections.abc import Iterator
@@ -30,10 +30,10 @@ class RerankBody(Body):
         description="The texts to rank."
     )
     top_n: int | None = Field(
-        None, ge=1, description="The number of best documents in the answer; all by default."
+        None, ge=1, description="How many of the best documents to return; all by default."
     )
     return_documents: bool | None = Field(
-        False, description="Whether the answer includes the documents' texts."
+        False, description="If true, the answer includes the documents' texts."
     )
 
 
@@ -52,7 +52,7 @@ class RankedDocument(BaseModel):
 
 
 class Ranking(BaseModel):
-    """The answer to a request to rank documents, the best first."""
+    """The answer to a request to rank documents, best first."""
 
     object: str
     model: str
@@ -66,13 +66,15 @@ EXAMPLE = {
 }
 
 
-@router.post(
-    "/v1/rerank",
-    summary="Which documents answer a query best",
-    response_model=Ranking,
-    response_model_exclude_none=True,
-    openapi_extra=describe_body(RerankBody, EXAMPLE),
-)
+_ROUTE: dict[str, Any] = {
+    "response_model": Ranking,
+    "response_model_exclude_none": True,
+    "openapi_extra": describe_body(RerankBody, EXAMPLE),
+}
+
+
+@router.post("/v2/rerank", summary="Like `/v1/rerank`, at the path of Cohere's client", **_ROUTE)
+@router.post("/v1/rerank", summary="Which documents answer a query best", **_ROUTE)
 async def rerank(request: Request) -> dict[str, Any]:
     """Rank documents as `model.rank` does, with a cross-encoder; refuse any other model."""
     return await rank_documents(request, await read_json(request))
@@ -95,9 +97,9 @@ async def rank_documents(request: Request, json: dict[str, Any]) -> dict[str, An
 async def score(
     request: Request, body: Any, key: str, documents: list[str], activation: Any = None
 ) -> tuple[Array, list[Pair]]:
-    """Return the scores (n,) of the documents, which the body has under `key`, and the pairs.
+    """Return the documents' scores (n,), and the tokenized pairs of the query and a document.
 
-    `activation` is `activation_fn` of `Model.rank`.
+    The key `key` of the body holds the documents. `activation` is `activation_fn` of `Model.rank`.
     """
     state = request.app.state
     count, most = len(documents), state.settings.inputs
@@ -126,7 +128,7 @@ async def score(
 def pairs_of(
     ranker: Ranker, query: str, documents: list[str], most: int, key: str
 ) -> Iterator[list[Pair]]:
-    """Yield lists of tokenized pairs; each pair has the query and one document.
+    """Yield lists of tokenized pairs; each pair consists of the query and one document.
 
     Raises:
         Refused: the pairs have more than `most` tokens, or a text cannot be tokenized.

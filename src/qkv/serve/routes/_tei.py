@@ -1,8 +1,9 @@
 """The routes of text-embeddings-inference (TEI): vectors, ranking, tokens, and the model."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
+from itertools import islice
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -19,23 +20,28 @@ from qkv.models.run.truncation import MAX_CHARS
 from qkv.models.sentence.rank import best
 from qkv.serve._batches import too_many
 from qkv.serve._bodies import INPUTS, Body, Inputs, describe_body, quote, read_json
-from qkv.serve._refusals import Refused, not_finite
+from qkv.serve._memory import hold
+from qkv.serve._refusals import Refused
+from qkv.serve.routes._embeddings import check_count, vectors_of
 from qkv.serve.routes._rerank import Ranking, rank_documents, score
 
 router = APIRouter()
+
+_FEWER = "send several requests"
+_BLOCK = 4096  # The number of tokens that are written as JSON at once.
 
 
 class _Prompted(Body):
     """A body that can name a prompt of the model."""
 
     prompt_name: str | None = Field(
-        None, description="The name of the model's prompt that goes before each text."
+        None, description="The name of one of the model's prompts, which is put before each text."
     )
 
     call: ClassVar[str] = "embed"
 
     def check_prompt(self, model: Model) -> None:
-        """Refuse a name that is not the name of a prompt."""
+        """Refuse a prompt name that the model does not have."""
         if self.prompt_name is not None and self.prompt_name not in model.prompts:
             known = ", ".join(model.prompts)
             problem = f"is {quote(self.prompt_name)}: {model.name} has {known}"
@@ -49,8 +55,8 @@ class EmbedBody(_Prompted):
     ways: ClassVar[Mapping[str, str]] = {"inputs": INPUTS}
 
     inputs: Inputs
-    normalize: bool = Field(True, description="Whether to scale each vector to length 1.")
-    truncate: bool = Field(True, description="Whether long texts are cut at their end or refused.")
+    normalize: bool = Field(True, description="If true, scale each vector to length 1.")
+    truncate: bool = Field(True, description="Cut long texts at their end; if false, refuse them.")
     dimensions: int | None = Field(
         None, ge=1, description="Keep this many numbers of each vector, from its start."
     )
@@ -64,14 +70,14 @@ class TextsBody(Body):
 
     query: str = Field(description="The question or search text.", min_length=1)
     texts: Annotated[list[str], Field(min_length=1, fail_fast=True)] = Field(
-        description="The texts to rank. With `documents` instead, the keys and the answer are "
-        "those of `/v1/rerank`."
+        description="The texts to rank. If the request has `documents` instead, its keys and "
+        "answer are those of `/v1/rerank`."
     )
     raw_scores: bool = Field(
-        False, description="Whether scores are logits; by default, a sigmoid is applied to them."
+        False, description="If true, return logits as scores; if false, apply a sigmoid to them."
     )
-    return_text: bool = Field(False, description="Whether the answer includes the texts.")
-    truncate: bool = Field(True, description="Whether long texts are cut or refused.")
+    return_text: bool = Field(False, description="If true, the answer includes the texts.")
+    truncate: bool = Field(True, description="Cut long texts; if false, refuse them.")
 
 
 class TokenizeBody(_Prompted):
@@ -83,7 +89,7 @@ class TokenizeBody(_Prompted):
     inputs: str | Annotated[list[str], Field(min_length=1, fail_fast=True)] = Field(
         description="One text or several texts.", examples=["The cat sat on the mat."]
     )
-    add_special_tokens: bool = Field(True, description="Whether to add special tokens.")
+    add_special_tokens: bool = Field(True, description="If true, add special tokens.")
 
 
 class RankedText(BaseModel):
@@ -105,7 +111,7 @@ class Token(BaseModel):
 
 
 class Info(BaseModel):
-    """What TEI says about a server."""
+    """The information that TEI gives about a server."""
 
     model_id: str
     model_sha: None = None
@@ -132,7 +138,7 @@ _RERANK_EXAMPLE = {
 
 @router.post(
     "/embed",
-    summary="A vector for each text, as from text-embeddings-inference",
+    summary="A vector for each text, in the format of text-embeddings-inference",
     responses={200: {"model": list[list[float]]}},
     response_class=Response,
     openapi_extra=describe_body(EmbedBody, _EMBED_EXAMPLE),
@@ -143,24 +149,18 @@ async def embed(request: Request) -> Response:
 
 
 async def _vectors(request: Request, json: dict[str, Any]) -> Response:
-    state, given = request.app.state, json.get("inputs")
-    if isinstance(given, list) and len(given) > state.settings.inputs and isinstance(given[0], str):
-        raise too_many(len(given), state.settings.inputs)
+    state = request.app.state
+    check_count(json.get("inputs"), state.settings)
     body = EmbedBody.read(json)
     body.check_prompt(state.model)
-    inputs: Any = body.inputs
-    embedded = await state.worker.embed(
-        [inputs] if isinstance(inputs, str) or isinstance(inputs[0], int) else inputs,
-        connection=request.client,
-        dimensions=body.dimensions,
+    vectors, _ = await vectors_of(
+        request,
+        body,
+        body.inputs,
         prompt_name=body.prompt_name,
         normalize=body.normalize,
         whole=not body.truncate,
     )
-    vectors = embedded.vectors
-    if not (is_finite := np.isfinite(vectors).all(1)).all():
-        raise not_finite("embed", f"the vector of input {is_finite.argmin()} is")
-    vectors = vectors.astype(np.result_type(vectors, np.float32), copy=False)
     rows = [*np.ascontiguousarray(vectors)]
     return Response(
         orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json"
@@ -201,7 +201,7 @@ async def _ranking(request: Request, json: dict[str, Any]) -> Any:
 
 @router.post(
     "/tokenize",
-    summary="The tokens of each text, as from text-embeddings-inference",
+    summary="The tokens of each text, in the format of text-embeddings-inference",
     response_model=list[list[Token]],
     openapi_extra=describe_body(TokenizeBody, {"inputs": "I sat on the bank of the river."}),
 )
@@ -217,45 +217,57 @@ async def tokenize(request: Request) -> Response:
         problem = f"has {size:,} characters: send at most {MAX_CHARS:,} in one request"
         raise body.refusal("inputs", problem)
     before = state.model.prompts[body.prompt_name] if body.prompt_name else ""
-    rows = await asyncio.to_thread(
-        _tokens, state.model, [before + text for text in texts], body, state.settings.tokens
-    )
-    return Response(rows, media_type="application/json")
+    parts = _tokens(state.model, [before + text for text in texts], body, state.settings.tokens)
+    rows: list[bytes] = []
+    size = 0
+    while True:
+        async with state.tokenizing:  # a long text needs up to 100 MB until its JSON is written
+            part = await asyncio.to_thread(next, parts, b"")
+        if not part:
+            break
+        rows.append(part)
+        size += len(part)
+        if size > state.settings.answer:
+            problem = f"tokenize: the answer would have more than {state.settings.answer} bytes"
+            raise Refused(413, f"{problem}: {_FEWER}", code="answer_too_large")
+        hold(request, 2 * size)  # the parts and the whole answer are in memory at the same time
+    return Response(b"[" + b",".join(rows) + b"]", media_type="application/json")
 
 
-def _tokens(model: Model, texts: list[str], body: TokenizeBody, most: int) -> bytes:
-    """Return the tokens of texts as JSON."""
+def _tokens(model: Model, texts: list[str], body: TokenizeBody, most: int) -> Iterator[bytes]:
+    """Yield the tokens of each text as JSON.
+
+    Raises:
+        Refused: 400, if a text cannot be tokenized, or if there are more than `most` tokens.
+    """
     try:
-        tokenizer, rows = model.reader.need_tokenizer(), []
+        tokenizer = model.reader.need_tokenizer()
         cut = tokenizer.tokenize if body.add_special_tokens else tokenizer.tokenize_prompt
         for text in texts:
             tokens = cut(text)
             if (most := most - len(tokens)) < 0:
-                raise body.refusal("inputs", "has too many tokens: send several requests")
-            rows.append(
-                [
-                    {
-                        "id": index,
-                        "text": token if special else text[start:stop],
-                        "special": special,
-                        "start": None if special else start,
-                        "stop": None if special else stop,
-                    }
-                    for index, token, (start, stop), special in zip(
-                        tokens.ids.tolist(),
-                        tokens.tokens,
-                        tokens.offsets,
-                        tokens.special,
-                        strict=True,
-                    )
-                ]
+                raise body.refusal("inputs", f"has too many tokens: {_FEWER}")
+            columns = tokens.ids.tolist(), tokens.tokens, tokens.offsets, tokens.special
+            entries = (
+                {
+                    "id": index,
+                    "text": token if special else text[start:stop],
+                    "special": special,
+                    "start": None if special else start,
+                    "stop": None if special else stop,
+                }
+                for index, token, (start, stop), special in zip(*columns, strict=True)
             )
+            # a dict for each token of a long text would need too much memory
+            blocks: list[bytes] = []
+            while block := list(islice(entries, _BLOCK)):
+                blocks.append(orjson.dumps(block)[1:-1])
+            yield b"[" + b",".join(blocks) + b"]"
     except (TypeError, ValueError) as error:
         raise Refused(400, f"tokenize: {message(error)}", param="inputs") from error
-    return orjson.dumps(rows)
 
 
-@router.get("/info", summary="The model and the limits, as from text-embeddings-inference")
+@router.get("/info", summary="The model and the limits, in the format of text-embeddings-inference")
 async def info(request: Request) -> Info:
     """Describe the model and the server."""
     state = request.app.state
@@ -282,7 +294,7 @@ async def info(request: Request) -> Info:
     openapi_extra=describe_body(EmbedBody, _EMBED_EXAMPLE),
 )
 async def ask_model(request: Request) -> Any:
-    """Rank texts if the model can, otherwise compute vectors."""
+    """Rank texts if the model can rank; otherwise, compute vectors."""
     json = await read_json(request)
     if request.app.state.model.can("rank"):
         return await _ranking(request, json)

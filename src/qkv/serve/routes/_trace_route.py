@@ -41,7 +41,7 @@ _NumberOrNumbers = Annotated[
     BeforeValidator(lambda n: [n] if type(n) is int else n, json_schema_input_type=int | _Numbers),
 ]
 _LONG = re.compile(rb'"value"\s*:\s*(-?\d{20,})\s*[,}]')  # a string holds \" in place of "
-_FEWER = "ask for fewer layers or heads, or give top_k"
+_FEWER = "ask for fewer layers or heads, or send top_k"
 COPIES = 6  # The number of copies of a layer's attention weights that an edit keeps in memory.
 
 
@@ -63,20 +63,21 @@ class TraceBody(Body):
         description="A text, or the ids of its tokens.", examples=["The cat sat on the mat."]
     )
     layers: _NumberOrNumbers | None = Field(
-        None, description="The layers of the answer; -1 is the last layer. By default, all layers."
+        None, description="The layers to return; -1 is the last layer. By default, all layers."
     )
     heads: _NumberOrNumbers | None = Field(
-        None, description="The heads of each layer; -1 is the last head. By default, all heads."
+        None,
+        description="The heads to return per layer; -1 is the last head. By default, all heads.",
     )
     top_k: int | None = Field(
         None,
         ge=1,
-        description="Return only this many of the largest weights of each query, with their keys.",
+        description="Return only this many of each query's largest weights, with their keys.",
     )
     edits: list[Any] = Field(
         [],
-        description=f"Objects with an op, one of {', '.join(operations())}. The page at / uses the "
-        "same objects.",
+        description="Changes to the forward pass, as objects whose key op is one of "
+        f"{', '.join(operations())}. The page at / uses the same objects.",
         examples=[[{"op": "hide", "token": 2}]],
     )
     include: Annotated[list[Literal["text", "resid"]], Field(fail_fast=True)] = Field(
@@ -86,10 +87,10 @@ class TraceBody(Body):
     )
     at: Annotated[list[int], Field(fail_fast=True)] | None = Field(
         None,
-        description="Positions whose logits the answer includes, if the model computes logits.",
+        description="Positions for which to return the logits, if the model computes logits.",
     )
     inside: _NumberOrNumbers | None = Field(
-        None, description="For these layers, the answer includes q, k, v, attn_scores and z."
+        None, description="Layers for which to return q, k, v, attn_scores and z."
     )
 
 
@@ -100,7 +101,7 @@ class TraceAnswer(BaseModel):
         description="The tokens as the vocabulary spells them; ids if the input has ids."
     )
     layers: list[int] = Field(description="The layers, in the order of the arrays.")
-    heads: list[int] = Field(description="The heads of each layer.")
+    heads: list[int] = Field(description="The heads, in the order of the arrays.")
     pattern: list[list[list[list[float]]]] | None = Field(
         None, description="Weights by layer, head, query and key."
     )
@@ -114,7 +115,9 @@ class TraceAnswer(BaseModel):
     offsets: list[list[int]] | None = Field(
         None, description="The span of characters of each token."
     )
-    special: list[bool] | None = Field(None, description="Whether the tokenizer added the token.")
+    special: list[bool] | None = Field(
+        None, description="True for each token that the tokenizer added."
+    )
     resid: list[list[list[float]]] | None = Field(
         None, description="Vectors by layer and token: the embeddings, then each layer's output."
     )
@@ -155,7 +158,7 @@ _BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 @router.post(
     "/v1/trace",
-    summary="What each token looks at",
+    summary="What each token attends to",
     responses={200: {"model": TraceAnswer, "content": dict.fromkeys(SAFETENSORS, _BINARY)}},
     response_class=Response,
     openapi_extra=describe_body(TraceBody, EXAMPLE),
@@ -168,7 +171,7 @@ async def trace(request: Request) -> Response:
     """
     state = request.app.state
     if long := _LONG.search(await request.body()):  # orjson would round this number
-        problem = f"have the value {long[1][:28].decode()}...: give a number that fits in 64 bits"
+        problem = f"have the value {long[1][:28].decode()}...; pass a number that fits in 64 bits"
         raise TraceBody.refusal("edits", problem)
     body = TraceBody.read(await read_json(request))
     kind = kind_of(request.headers.get("accept", ""))
@@ -197,7 +200,7 @@ async def trace(request: Request) -> Response:
 
 
 def kind_of(accept: str) -> str:
-    """Return the first known type of an Accept header, or JSON.
+    """Return the first known type in an Accept header, or JSON.
 
     >>> kind_of("application/octet-stream"), kind_of("text/html, */*;q=0.8"), kind_of("")
     ('application/octet-stream', 'application/json', 'application/json')
@@ -226,7 +229,7 @@ def tokens_of(model: Model, body: TraceBody) -> Tokenized:
     """
     try:
         if isinstance(body.input, str) and model.tokenizer is None:
-            raise ValueError(f"input is text and {model.name} has no tokenizer: give ids")
+            raise ValueError(f"input is text, but {model.name} has no tokenizer; pass ids")
         with counting(Cut(model.max_seq_length)):  # no warning
             return model.read(body.input).texts[0]
     except (TypeError, ValueError) as error:
@@ -237,9 +240,9 @@ def read_changes(model: Model, body: TraceBody, settings: Settings) -> "Changes"
     """Return the tokens of the input, and the edits of the forward pass.
 
     Raises:
-        Refused: the status is 400 in each of these cases: this model cannot read the text; an edit
-            does not fit the model or text; the request has too many tokens or edits; the edits take
-            activations from too many texts.
+        Refused: 400, if this model cannot read the text, an edit does not fit the model or text,
+            the request has too many tokens or edits, or the edits copy activations from too many
+            texts.
     """
     if (count := len(body.edits)) > settings.edits:
         problem = f"has {count:,} edits: send at most {settings.edits:,} in one request"
@@ -273,7 +276,7 @@ def wanted_of(model: Model, body: TraceBody, changes: "Changes") -> Wanted:
     tokens = len(changes.text)
     for position in body.at or ():
         if not 0 <= position < tokens:
-            problem = f"has {position} and there are {tokens} tokens: give 0 to {tokens - 1}"
+            problem = f"has {position} and there are {tokens} tokens; pass 0 to {tokens - 1}"
             raise body.refusal("at", problem)
     if body.at is not None and not model.can("logits"):
         raise body.refusal("at", f"selects logits, but {model.name} has none: leave it out")
@@ -290,7 +293,7 @@ def wanted_of(model: Model, body: TraceBody, changes: "Changes") -> Wanted:
 
 
 def check_size(model: Model, wanted: Wanted, changes: "Changes", kind: str, limit: int) -> int:
-    """Return the estimated bytes of an answer; refuse a too large answer or computation.
+    """Estimate the bytes of an answer; refuse an answer or computation that is too large.
 
     Raises:
         Refused: 413.
@@ -366,7 +369,7 @@ def check_finite(name: str, arrays: dict[str, Array], edits: Sequence[Any]) -> N
         if activation(key).fill == -np.inf and (np.isfinite(array) | np.isneginf(array)).all():
             continue
         if edits:
-            problem = f"lead to values of {key} that are not finite: give smaller numbers"
+            problem = f"lead to values of {key} that are not finite; pass smaller numbers"
             raise TraceBody.refusal("edits", problem)
         raise not_finite(TraceBody.call, f"{key} of {name} has values that are")
 
@@ -436,8 +439,8 @@ class Changes:
 
     Attributes:
         text: the tokens, after "swap" edits have replaced tokens.
-        records: the edits in the form that `trace` takes.
-        run: the edits in the form that the model's forward pass takes.
+        records: the edits in the form that `trace` accepts.
+        run: the edits in the form that the model's forward pass accepts.
     """
 
     text: Tokenized

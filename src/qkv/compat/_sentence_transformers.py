@@ -1,4 +1,7 @@
-"""`SentenceTransformer`, with the methods of the class of the same name."""
+"""`SentenceTransformer`, with the same methods as the class in sentence-transformers."""
+
+# BERTopic and KeyBERT accept a model if its class's name contains "sentence_transformers". The
+# class's name includes this file's name. They would load a different model from the Hub otherwise.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +20,7 @@ _MEASURES = ("cosine", "dot", "euclidean", "manhattan")
 class SentenceTransformer(Wrapped):
     """A model with the public methods of `sentence_transformers.SentenceTransformer`.
 
-    Results are arrays, or torch tensors if a call asks for tensors.
+    Results are arrays, or torch tensors if a call requests tensors.
 
     Args:
         model_name_or_path: as in `qkv.load`, or a `qkv.Model`.
@@ -30,7 +33,7 @@ class SentenceTransformer(Wrapped):
 
     Raises:
         TypeError: an argument is not supported.
-        ValueError: an argument has the wrong value.
+        ValueError: an argument has an invalid value.
         FileNotFoundError: no such model exists.
 
     >>> model = SentenceTransformer("random", device="cpu", truncate_dim=3)
@@ -157,7 +160,7 @@ class SentenceTransformer(Wrapped):
         )
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Return the similarity of each vector of the first and of the second argument, (n, m)."""
+        """Return the similarity of each pair of vectors from the two arguments, (n, m)."""
         found = vectors.similarity(embeddings1, embeddings2, self.similarity_fn_name)
         return vectors.as_given(found, embeddings1, embeddings2)
 
@@ -174,7 +177,7 @@ class SentenceTransformer(Wrapped):
 
     @contextmanager
     def truncate_embeddings(self, truncate_dim: int | None) -> Iterator[None]:
-        """Truncate the vectors that `encode` returns in a `with` block."""
+        """Within a `with` block, truncate the vectors that `encode` returns."""
         before, self.truncate_dim = self.truncate_dim, truncate_dim
         try:
             yield

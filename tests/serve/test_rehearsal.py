@@ -1,0 +1,115 @@
+"""Tests that a server is ready only when it has everything that a first request needs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.decoders import gpt2
+from models.sentence.test_encode import dense
+from models.support import Folder, cross_encoder
+from qkv.serve._rehearsal import BODIES
+from qkv.serve.app import routes
+
+# A process that serves the model in a folder. When the server is ready, each route gets its first
+# request from a client, with the example of the documentation. The process prints the status of
+# each answer, and everything that was made only now.
+FIRST = """
+import json, sys, time
+import qkv
+from qkv.ops import packing
+from qkv.serve.app import create_app, routes
+from starlette.testclient import TestClient
+
+packs, pack = [], packing._pack_into
+packing._pack_into = lambda *arguments: (packs.append(arguments[1].shape), pack(*arguments))[1]
+folder, dtype = sys.argv[1:]
+app = create_app(qkv.load(folder, dtype=dtype))
+state = app.app.state
+with TestClient(app, base_url="http://127.0.0.1") as client:
+    end = time.monotonic() + 60
+    while (ready := client.get("/readyz")).status_code != 200:
+        assert time.monotonic() < end and "not ready" in ready.text
+        time.sleep(0.01)
+    made = len(packs)
+    modules, page, schema = set(sys.modules), getattr(state, "page", None), app.app.openapi_schema
+    statuses = {}
+    for route in routes():
+        [method] = route.methods
+        extra = (route.openapi_extra or {}).get("requestBody")
+        body = extra and extra["content"]["application/json"]["example"]
+        if body and state.model.tokenizer is None:
+            body |= {key: [1, 2] for key in ("input", "prompt") if key in body}
+        headers = {"accept": "application/octet-stream"}
+        path = route.path.replace("{name:path}", state.name)
+        statuses[method + " " + route.path] = client.request(
+            method, path, json=body, headers=headers
+        ).status_code
+    client.get("/openapi.json")
+    same = page is state.page is not None and schema is app.app.openapi_schema is not None
+    print(json.dumps({
+        "statuses": statuses, "packs": packs[made:], "packed": made, "same": same,
+        "modules": sorted(set(sys.modules) - modules),
+    }))
+"""
+TEMPLATE = "{% for m in messages %}<{{ m['content'][:9] }}>{% endfor %}"
+
+
+def first_requests(folder: Path, dtype: str) -> dict[str, Any]:
+    run = subprocess.run(
+        [sys.executable, "-c", FIRST, str(folder), dtype],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    found: dict[str, Any] = json.loads(run.stdout)
+    assert found["packed"] > 0  # the server's own requests have packed weights
+    assert found["packs"] == []
+    assert found["modules"] == []
+    assert found["same"]
+    assert {s for path, s in found["statuses"].items() if path.startswith("GET")} == {200}
+    return found
+
+
+def answered(found: dict[str, Any]) -> set[str]:
+    """Return the paths of the requests with a body that the model could answer."""
+    statuses = found["statuses"].items()
+    return {name.split()[1] for name, s in statuses if s == 200 and name.startswith("POST")}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_decoder_that_chats(tmp_path: Path, dtype: str) -> None:
+    gpt2(tmp_path, seed=1)
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    found = first_requests(tmp_path, dtype)
+    assert answered(found) == BODIES.keys() - {"/v1/rerank", "/v2/rerank", "/rerank"}
+
+
+def test_an_encoder_with_a_dense_layer(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.write()
+    folder.sentence({"pooling_mode_mean_tokens": True})
+    dense(folder, 2, np.ones((5, 12), np.float32))
+    found = first_requests(tmp_path, "float32")
+    assert answered(found) == {"/v1/embeddings", "/v1/trace", "/embed", "/tokenize", "/"}
+
+
+def test_a_cross_encoder(tmp_path: Path) -> None:
+    cross_encoder(tmp_path)
+    found = first_requests(tmp_path, "float32")
+    assert {"/v1/rerank", "/v2/rerank", "/rerank", "/v1/trace"} <= answered(found)
+
+
+def test_a_decoder_without_tokenizer(tmp_path: Path) -> None:
+    gpt2(tmp_path, seed=1, tokenizer=False)
+    found = first_requests(tmp_path, "float32")
+    assert answered(found) == {"/v1/completions", "/v1/trace"}
+
+
+def test_each_route_with_a_body_is_rehearsed() -> None:
+    assert list(BODIES) == [route.path for route in routes() if route.methods == {"POST"}]
