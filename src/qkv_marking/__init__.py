@@ -9,7 +9,15 @@ from qkv_marking._result import CheckResult
 if TYPE_CHECKING:
     from qkv_marking.conformance.card import conform
     from qkv_marking.conformance.report import Report
-    from qkv_marking.files._class_table import ClassTable, by_file, by_roster, files_in, read_roster
+    from qkv_marking.files._class_table import (
+        ClassTable,
+        add_grades,
+        by_file,
+        by_roster,
+        files_in,
+        read_roster,
+    )
+    from qkv_marking.files._feedback import write_feedback
     from qkv_marking.files._mark_file import check_file
     from qkv_marking.files._plan import Plan, plan_tasks
     from qkv_marking.files.junit_gradescope import write_gradescope, write_junit
@@ -21,6 +29,7 @@ __all__ = [
     "ClassTable",
     "Plan",
     "Report",
+    "add_grades",
     "by_file",
     "by_roster",
     "check",
@@ -29,6 +38,7 @@ __all__ = [
     "files_in",
     "plan_tasks",
     "read_roster",
+    "write_feedback",
     "write_gradescope",
     "write_junit",
 ]
@@ -41,10 +51,12 @@ _WHERE = {
     "ClassTable": "files._class_table",
     "Plan": "files._plan",
     "plan_tasks": "files._plan",
+    "add_grades": "files._class_table",
     "by_file": "files._class_table",
     "by_roster": "files._class_table",
     "files_in": "files._class_table",
     "read_roster": "files._class_table",
+    "write_feedback": "files._feedback",
     "write_gradescope": "files.junit_gradescope",
     "write_junit": "files.junit_gradescope",
 }

@@ -18,8 +18,8 @@ def check(
 ) -> CheckResult:
     """Check your own function: find its mistakes, or confirm that it is right.
 
-    The function runs on small inputs, smallest first. The results are compared with the right
-    results and with the results of each known mistake. Printed output and warnings of the function
+    The function runs on small inputs, smallest first. Its results are compared with the right
+    results and with the results of each known mistake. The function's printed output and warnings
     are hidden. `qkv check --list` prints all tasks, and the functions or values that belong to each
     task.
 
@@ -33,7 +33,7 @@ def check(
     - `q_offset` and `num_heads`.
 
     If a function of qkv, torch or another library computes the answer, your function gets no
-    points, and `helped_by` names the function.
+    points, and `helped_by` names that library function.
 
     A finding reports a mistake, fragile code, or correct code that follows an unusual convention.
     Fragile code fails for large numbers or fully masked rows.
@@ -45,11 +45,11 @@ def check(
         signature: the signature of an attention function. `"qkv"`: function(query (L, d),
             key (S, d), value (S, dv)) -> (L, dv). `"x,w_q,w_k,w_v"`: function(x (T, D),
             w_q (D, d), w_k (D, d), w_v (D, dv)) -> (T, dv). If the function has a parameter
-            `num_heads`, the projections have the shape (D, heads * size). Here T is the number of
+            `num_heads`, the projections have shape (D, heads * size). Here T is the number of
             tokens; D, d and dv are the sizes of the vectors. Other tasks have only one signature.
         task: the name of a task, or of the function that the task expects.
-        seed: the random seed for the inputs; 0 gives the shortest printed inputs. To mark the
-            functions of your students, choose a seed that they do not know in advance.
+        seed: the random seed of the inputs; with 0, many inputs are short and easy to read. To mark
+            your students' functions, choose a seed that they do not know in advance.
 
     Returns:
         A `CheckResult`. `bool(result)` is True if nothing is wrong, and `print(result)` shows the
@@ -80,7 +80,7 @@ def check(
         return _values(function, chosen)
     if not callable(function):
         raise TypeError(
-            f"check: `function` is a {type(function).__name__}, which cannot be called:"
+            f"check: `function` has type {type(function).__name__}, which cannot be called:"
             " write check(my_attention), without () after the name"
         )
     whole_number(seed, call="check", name="seed", least=0)

@@ -44,7 +44,7 @@ NO_FIT = (ValueError, IndexError)  # errors about shapes that do not match
 
 @contextmanager
 def use_seed(seed: int) -> Iterator[None]:
-    """Set the random seed of test inputs in a `with` block; with seed 0, the inputs are short."""
+    """Set the random seed of test inputs in a `with` block; with seed 0, many inputs are short."""
     before = _SEED.set(seed)
     try:
         yield
@@ -53,7 +53,7 @@ def use_seed(seed: int) -> Iterator[None]:
 
 
 def by_seed() -> bool:
-    """Is the random seed of the test inputs nonzero?"""
+    """Return whether the random seed of the test inputs is nonzero."""
     return _SEED.get() != 0
 
 
@@ -78,7 +78,7 @@ def per_seed(make: Callable[[], _T]) -> Callable[[], _T]:
 
 
 def reproduces(run: Outcome, steps: Lines, compute: Compute, exactly: bool = False) -> bool:
-    """Do these steps give the same result, or the same error, as the call `run`?
+    """Return whether these steps give the same result, or the same error, as the call `run`.
 
     Args:
         run: the call of the student's function, with its result.
@@ -95,14 +95,14 @@ def reproduces(run: Outcome, steps: Lines, compute: Compute, exactly: bool = Fal
 
 
 def _can_be_reproduced(run: Outcome) -> bool:
-    """Did the call return an array, or raise an error of a kind that a known mistake can cause?"""
+    """Return whether the call gave an array, or an error of a kind that known mistakes cause."""
     if run.error is None:
         return run.out is not None
     return isinstance(run.error, NO_FIT) or bool(clash(run.error))
 
 
 def explain(runs: Runs, steps: Lines, known: Sequence[Mistake], compute: Compute) -> Explanation:
-    """Find the fewest mistakes (at most two) that give the results of all runs.
+    """Find the fewest mistakes (at most two) that explain the results of all runs.
 
     Returns:
         `(steps, mistakes)`: the wrong steps, and the mistakes in these steps. None if the results
@@ -203,7 +203,7 @@ class Marking:
 
     @property
     def wrong(self) -> bool:
-        """Has a test found a mistake? Only findings of the kind "wrong" count."""
+        """Whether a test has found a mistake, which is a finding of the kind "wrong"."""
         return any(finding.kind == "wrong" for finding in self.findings)
 
     def run(self, cases: Sequence[Sample], call: Callable[[Any], Outcome] | None = None) -> Runs:
@@ -216,16 +216,16 @@ class Marking:
             self.findings.append(finding)
 
     def explain(self, runs: Runs, known: Sequence[Mistake]) -> Explanation:
-        """Find mistakes that, together with the mistakes found earlier, give these results."""
+        """Find mistakes that, together with those found earlier, explain these results."""
         return None if self.steps is None else explain(runs, self.steps, known, self.compute)
 
     def explains_more(self, runs: Runs, others: Runs, known: Sequence[Mistake]) -> bool:
-        """Does the explanation of `runs` need fewer known mistakes than that of `others`?"""
+        """Return whether fewer known mistakes are needed to explain `runs` than `others`."""
         explained, other = (self.explain(group, known) for group in (runs, others))
         return explained is not None and (other is None or len(explained[1]) < len(other[1]))
 
     def first_call(self, case: Sample) -> None:
-        """Report a function that returns no array, or two different arrays for the same input."""
+        """Report a function whose result is not an array, or changes if a call is repeated."""
         run, again = self.call(case), self.call(case)
         if run.error is None and run.out is None:
             self.find(_findings.no_array(run, self.returns))
@@ -236,7 +236,7 @@ class Marking:
             self.steps = None
 
     def test(self, group: Group) -> None:
-        """Run a test; if a result is wrong, find the known mistakes that give this result."""
+        """Run a test; if a result is wrong, find the known mistakes that explain it."""
         if group.if_right and self.wrong:
             return
         runs = self.tests[group.what] = self.run(group.cases)
@@ -277,7 +277,7 @@ class Marking:
         return tuple((right, line) for right, line in pairs if right != line)
 
     def _cuts_off(self, runs: Runs, known: Sequence[Mistake]) -> bool:
-        """Are all outputs zero because a known mistake truncates the weights to integers?"""
+        """Return whether all outputs are 0 because a known mistake truncates the weights."""
         zeros = all(run.out is not None and not run.out.any() for run in runs)
         ones = self.run(self.of_weight_one) if zeros else []
         right = bool(ones) and all(run.is_right for run in ones)
@@ -315,16 +315,25 @@ class Marking:
             tuple(dict.fromkeys(finding.key for finding in ordered if finding.kind == kind))
             for kind in _LEAD
         )
-        points = ALL_POINTS - len(fragile)
+        points, reason = ALL_POINTS - len(fragile), "All results are right."
+        if fragile:
+            reason = "Each fragile finding costs 1 point."
         if wrong and self.tests:
-            rated = rate_results([*self.tests.values()], self.call, self.varied)
-            # known lines give all results, so that the other lines are right
+            rated, reason = rate_results([*self.tests.values()], self.call, self.varied)
+            # known lines give all results, so the other lines are right
             least = 6 - 2 * len(wrong) if self.steps is not None and self.explained else 0
+            if least > rated:
+                reason = "The right solution with "
+                reason += "this one mistake" if len(wrong) == 1 else "these mistakes"
+                reason += f" gives all your results: you get at least {least} points."
             points = min(points, max(rated, least))
+        elif wrong and self.by_mistakes:
+            points = max(0, points - 4 * len(wrong) - self.repeated)
+            reason = "Each mistake costs 4 points, and 1 for each time it occurs again."
         elif wrong:
-            points = max(0, points - 4 * len(wrong) - self.repeated) if self.by_mistakes else 0
+            points, reason = 0, "No result could be compared."
         if self.empty:
-            points = 0
+            points, reason = 0, "Nothing is computed."
         return CheckResult(
             message="\n".join([*self._findings(ordered), *([] if wrong else self._tests())]),
             mistakes=wrong,
@@ -336,6 +345,7 @@ class Marking:
             example=ordered[0].example() if ordered else {},
             task=self.task,
             hint=ordered[0].hint if ordered else (),
+            reason=reason,
         )
 
     def _findings(self, ordered: Sequence[Symptom]) -> Iterator[str]:
@@ -372,10 +382,10 @@ def mark_values(
     Args:
         task: the name of the task.
         name: the name of the values.
-        tried: a short description of the inputs of the tests, such as "three sentences".
+        tried: a short description of the test inputs, such as "three sentences".
         mistakes: the mistakes in the values.
-        unread: the keys of some mistakes. If one of these mistakes is found, the values cannot be
-            tested, and they get 0 points.
+        unread: the keys of mistakes that make the values impossible to test. If one of these
+            mistakes is found, the values get 0 points.
     """
     m = Marking(task, name, lambda case: case, lambda case, steps: case, {})
     m.tried = [tried]

@@ -150,7 +150,7 @@ def _apart(shapes: list[list[int]]) -> frozenset[int]:
 
 
 def alike(error: BaseException, other: BaseException, exactly: bool) -> bool:
-    """Do two errors have the same reason: equal messages, or the same two mismatched sizes?"""
+    """Return whether two errors have the same message, or the same two mismatched sizes."""
     words = in_words(error)
     if _PRODUCT in words and _PRODUCT in in_words(other):
         exactly = True  # for a @ b, the order of the two sizes matters

@@ -20,7 +20,8 @@ RANDOM = look_up("random")
 class Symptom(Mistake):
     """A mistake, the call that shows it, and additional arrays to print with this call.
 
-    `diff` holds the lines of the formula that the mistake replaces: pairs (right line, wrong line).
+    `diff` holds the lines of the formula that the mistake replaces, as pairs (right line, wrong
+    line).
     """
 
     run: Outcome | None = field(kw_only=True)
@@ -63,7 +64,7 @@ def shapes(run: Outcome) -> str:
 
 
 def no_array(run: Outcome, remedy: str) -> Symptom:
-    """Report a function that returned no array of numbers."""
+    """Report a function whose result is not an array of numbers."""
     if run.returned is None:
         return nothing_returned(run, "it returns None", remedy)
     mistake = look_up("wrong-type", returned=kind_of(run.returned))

@@ -50,7 +50,8 @@ class Formula:
         Args:
             values: the variables that the lines use.
             changes: lines that replace the lines of the same name; other names have no effect.
-            after: a function that is called after each line, with its name and the variables.
+            after: a function that is called after each line, with the line's name and the
+                variables.
         """
         names: dict[str, Any] = {"np": np, **self.helpers, **values}
         with np.errstate(all="ignore"):
@@ -63,12 +64,12 @@ class Formula:
         return names
 
     def part(self, *names: str) -> "Formula":
-        """Return the computation with these lines only, in the order of the names."""
+        """Return a computation with only these lines, in the order of the names."""
         return Formula({name: self.lines[name] for name in names}, self.when, self.helpers)
 
 
 def list_diff(diff: Diff, right: bool = True) -> Iterator[str]:
-    """Yield the lines of a diff: minus is the function's line, and plus is the right line.
+    """Yield the lines of a diff: minus marks the function's line, and plus marks the right line.
 
     Args:
         diff: the pairs of lines.

@@ -64,7 +64,7 @@ class Isolated:
             receives the maximum lifetime of the new process in seconds, as the last argument. A
             function runs in a fork of this process.
         seconds: the time limit for an answer.
-        waiting: a function to call several times per second during a wait.
+        waiting: a function to call several times per second while waiting.
         call: the name of the public function, for error messages.
         folder: a folder in which the child writes; if its files become too large, the child ends.
     """
@@ -209,7 +209,7 @@ class Isolated:
                 with suppress(OSError):
                     size += os.lstat(os.path.join(parent, name)).st_blocks * 512
         if size > 2 * _FILE:
-            raise Ended("writes-too-much", f"the files have {size >> 20} MB")
+            raise Ended("writes-too-much", f"the files take up {size >> 20} MB")
 
     def _processor(self) -> tuple[bool, float]:
         return processor(self._worker or self._child.pid)

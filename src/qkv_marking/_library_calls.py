@@ -1,6 +1,7 @@
 """Record a student's calls of library functions, which may compute the answer for the student."""
 
 import functools
+import gc
 import inspect
 import sys
 import threading
@@ -15,9 +16,10 @@ from qkv_marking._mistake import look_up
 from qkv_marking._result import CheckResult
 
 _SOFTMAX = frozenset({"softmax", "log_softmax", "logsumexp", "Softmax.forward"})
-_ATTENTION = frozenset(
+_ANSWERS = frozenset(
     {"scaled_dot_product_attention", "multi_head_attention_forward", "MultiheadAttention.forward"}
     | {"TransformerEncoderLayer.forward", "_native_multi_head_attention"}
+    | {"cross_entropy", "CrossEntropyLoss.forward"}
 )
 # Libraries with functions for many purposes: only these functions are named.
 _GENERAL = frozenset({"torch", "scipy", "jax", "tensorflow", "keras", "mlx", "cupy"})
@@ -50,6 +52,8 @@ class Watch:
     def on(self) -> Iterator[None]:
         """Record the calls in a `with` block, and whether recording was switched off early."""
         spy, before = self._spy, (_get_in_threads(), _get())
+        collects = gc.isenabled()
+        gc.disable()  # finalizers of other objects would count as calls of the function
         _set_in_threads(spy)
         _set(spy)
         try:
@@ -59,6 +63,8 @@ class Watch:
         finally:
             _set_in_threads(before[0])
             _set(before[1])
+            if collects:
+                gc.enable()
 
     def watch_new_threads(self) -> None:
         """Record the calls in all threads that start from now on."""
@@ -90,7 +96,7 @@ class Watch:
             if code.co_filename.startswith(LIBRARY):
                 caller = _caller(frame)
                 is_exempt = code.co_filename in _PASSED or code.co_qualname == _PRINTED
-                # the garbage collector may close the marker's generators at any time
+                # a function that calls gc.collect() may close the marker's generators
                 closes = code.co_flags & inspect.CO_GENERATOR and code.co_filename.startswith(
                     MARKING
                 )
@@ -101,7 +107,7 @@ class Watch:
                 self._note_library(frame)
         elif event == "c_call":
             name, module = thing.__name__, thing.__module__ or ""
-            if name in _SOFTMAX | _ATTENTION:
+            if name in _SOFTMAX | _ANSWERS:
                 self._note(module or type(thing.__self__).__module__, name)
             elif name == "setprofile" and frame.f_code.co_filename != __file__:
                 self.called.add(_SWITCHED_OFF)
@@ -119,7 +125,7 @@ class Watch:
         """Note a Python function of another library."""
         module, name = _module_of(frame), frame.f_code.co_qualname
         library = module.partition(".")[0]
-        if name in _SOFTMAX | _ATTENTION and library not in _WHOLE:
+        if name in _SOFTMAX | _ANSWERS and library not in _WHOLE:
             self._note(module, name)
         elif library in _WHOLE and name != "<module>" and module not in _OF_THREADS:
             caller = _module_of(frame.f_back).partition(".")[0]
@@ -133,7 +139,7 @@ def _module_of(frame: FrameType | None) -> str:
 
 
 def _caller(frame: FrameType) -> str:
-    """Return the file that called a function, behind the wrappers which name it in errors."""
+    """Return the file that called a function; skip wrappers that only add the name to errors."""
     back = frame.f_back
     while back is not None and back.f_code.co_filename == _NAMING:
         back = back.f_back
@@ -141,7 +147,7 @@ def _caller(frame: FrameType) -> str:
 
 
 def _is_outside(caller: str, called: str) -> bool:
-    """Is the caller outside qkv? A call from qkv_marking to qkv counts as a call from outside."""
+    """Return whether the caller is outside qkv; qkv_marking counts as outside."""
     if caller.startswith(MARKING):
         return not called.startswith(MARKING)
     return not caller.startswith(LIBRARY)
@@ -151,7 +157,8 @@ def answers(called: Iterable[str], task: str) -> tuple[str, ...]:
     """Return the called functions that are not allowed in a task.
 
     A library's softmax is not allowed in the task `softmax`, but it is allowed in all other tasks.
-    No task may call a library's attention, call another function of qkv, or start a process.
+    No solution may call a library's attention or loss, call any other function of qkv, or start a
+    process.
 
     >>> answers({"scipy.softmax", "qkv.softmax", "qkv.attention"}, "attention")
     ('qkv.attention',)
@@ -179,4 +186,5 @@ def withhold_points(result: CheckResult, helped_by: tuple[str, ...]) -> CheckRes
         points=0,
         hint=mistake.hint,
         helped_by=helped_by,
+        reason="A function of a library computed the answer.",
     )

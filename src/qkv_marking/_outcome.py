@@ -30,7 +30,7 @@ RAISED = (Exception, SystemExit)  # The marker reports these errors of a student
 def options_of(
     function: Callable[..., Any], names: Sequence[str], known: Mapping[str, tuple[str, ...]]
 ) -> tuple[dict[str, str], frozenset[str]]:
-    """Return `(taken, required)`: the options that a function takes, and those without a default.
+    """Return `(taken, required)`: all options of a function, and those without a default.
 
     `taken` maps the qkv name of an option to the function's parameter, such as `is_causal` to
     `causal`. `required` contains the qkv names of the options without a default.
@@ -71,7 +71,7 @@ def options_of(
 
 
 def is_number(default: Any) -> bool:
-    """Is the default value of a parameter a number? An additive mask may have the default 0.0."""
+    """Return whether a parameter's default is a number, such as 0.0 for an additive mask."""
     return type(default) in (int, float)
 
 
@@ -86,7 +86,7 @@ _EMPTY = {_stub.__code__.co_code, _stub_with_words.__code__.co_code}
 
 
 def is_stub(thing: Any) -> bool:
-    """Is the object a function whose body is only `...`, or a class of such functions?
+    """Return whether the object is a function whose body is `...`, or a class of such functions.
 
     >>> def softmax(scores): ...
     >>> is_stub(softmax), is_stub(max)
@@ -106,8 +106,8 @@ def is_stub(thing: Any) -> bool:
 def takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that takes arrays and retries with torch tensors if `function` fails.
 
-    Classes are returned unchanged. If torch is not imported yet, functions are returned unchanged
-    too.
+    Classes are returned unchanged. Functions are also returned unchanged if torch is not imported
+    yet.
 
     Args:
         function: a function of arrays, torch tensors, or mappings with such values.
@@ -161,7 +161,7 @@ class Elsewhere:
         raise NotImplementedError
 
     def is_stub(self) -> bool:
-        """Is the object a stub, which the student has not filled in yet?"""
+        """Return whether the object is a stub, which the student has not filled in yet."""
         raise NotImplementedError
 
 
@@ -194,7 +194,7 @@ class Outcome:
 
     @property
     def is_right(self) -> bool:
-        """Did the function give the right answer?"""
+        """Whether the function gave the right answer."""
         return self.out is not None and close(self.out, self.right)
 
 
@@ -270,7 +270,7 @@ class Unread(io.TextIOWrapper):
 
 @contextlib.contextmanager
 def mute() -> Iterator[Unread]:
-    """Hide printed text in a `with` block, and let `input()` raise an EOFError."""
+    """Hide printed text in a `with` block, and make `input()` raise an EOFError."""
     before, sys.stdin = sys.stdin, io.StringIO()
     try:
         with Unread() as unread, contextlib.redirect_stdout(unread):
@@ -290,12 +290,12 @@ def name_of(function: Any) -> str:
 
 
 def is_tuple(thing: Any) -> bool:
-    """Is the object a tuple, even if its class overrides `__class__`?"""
+    """Return whether the object is a tuple, even if its class overrides `__class__`."""
     return issubclass(type(thing), tuple)
 
 
 def kind_of(thing: Any) -> str:
-    """Return the type of an object with an article, such as "a str" or "an int"."""
+    """Return the name of an object's type after an article: "a str" or "an int"."""
     name = type_name(thing)
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
@@ -314,7 +314,7 @@ def numbers(out: Any) -> Array | None:
 
 
 def close(got: Array, want: Array) -> bool:
-    """Do two arrays have equal shapes, equal nan and inf, and nearly equal numbers?"""
+    """Return whether two arrays have equal shapes, equal nan and inf, and nearly equal numbers."""
     if got.shape != want.shape:
         return False
     tolerance = HALF_TOLERANCE if got.dtype == np.float16 else TOLERANCE
@@ -327,18 +327,18 @@ def close(got: Array, want: Array) -> bool:
 
 
 def allowed_error(want: Array, tolerance: float = TOLERANCE) -> float:
-    """Return the allowed absolute error: relative to the largest finite number, or to 1."""
+    """Return the allowed absolute error, proportional to the largest finite number or to 1."""
     finite = np.abs(want[np.isfinite(want)])
     return tolerance * max(1.0, float(finite.max(initial=0.0)))
 
 
 def same_numbers(a: Array, b: Array) -> bool:
-    """Do two arrays have equal shapes and equal numbers? Two nan count as equal."""
+    """Return whether two arrays have equal shapes and equal numbers; two NaNs count as equal."""
     return np.array_equal(a, b, equal_nan=True)
 
 
 def differ(a: Array | None, b: Array | None) -> bool:
-    """Are both outputs arrays with different values?"""
+    """Return whether both outputs are arrays with different values."""
     return a is not None and b is not None and not close(a, b)
 
 

@@ -19,8 +19,8 @@ def rate_results(
     tests: Sequence[Sequence[Outcome]],
     call: Callable[[Any], Outcome],
     varied: Collection[str] | None = None,
-) -> int:
-    """Return the points, 0 to 8, of a function with wrong results.
+) -> tuple[int, str]:
+    """Return the points (0 to 8) for a function with wrong results, and the reason.
 
     A function gets up to 5 points for results that depend on the same inputs as the right results,
     and up to 4 points for the share of right numbers in its results. Each test counts equally. If
@@ -29,17 +29,26 @@ def rate_results(
     Args:
         tests: the calls of each test. The first test has calls without special inputs.
         call: a function that calls the student's function on a case.
-        varied: the fields of a case that hold inputs; default: all fields.
+        varied: the fields of a case that hold inputs; by default, all fields.
     """
     runs = [run for test in tests for run in test]
     works = fmean(_has_right_shape(run) for run in runs) if runs else 0.0
     right = fmean([fmean(map(_share_right, test)) for test in tests if test] or [0.0])
     depends = _share_of_dependences(tests[0][-1].case, call, varied) if tests and tests[0] else None
     if depends is None:
-        points = works * (_DEPENDS + _RIGHT) * right
+        most, points = _DEPENDS + _RIGHT, works * (_DEPENDS + _RIGHT) * right
+        reason = ""
     else:
-        points = works * (_DEPENDS * depends + _RIGHT * right)
-    return min(_POINTS_IF_WRONG, int(points + 1e-9))
+        most, points = _RIGHT, works * (_DEPENDS * depends + _RIGHT * right)
+        reason = (
+            f"{depends:.0%} of your numbers change with the same inputs as the right numbers do"
+        )
+        reason += f" (up to {_DEPENDS} points), and "
+    reason += f"{right:.0%} of your numbers are right (up to {most} points)"
+    if works < 1:
+        reason += f"; {works:.0%} of the calls return an array of the right shape"
+    points = min(_POINTS_IF_WRONG, int(points + 1e-9))
+    return points, f"{reason}. A wrong answer gets at most {_POINTS_IF_WRONG} points."
 
 
 def _has_right_shape(run: Outcome) -> bool:
@@ -63,7 +72,7 @@ def _differ(a: Array, b: Array) -> Array:
 def _share_of_dependences(
     case: Any, call: Callable[[Any], Outcome], varied: Collection[str] | None
 ) -> float | None:
-    """Change one input at a time; return to what extent the changed numbers are the right ones.
+    """Change one input at a time; return the share of right numbers among those that change.
 
     Return None if no input of the case can be changed.
     """

@@ -106,7 +106,7 @@ def _of_name(error: NameError) -> Mistake:
 
 
 def _is_of_self(name: str, error: BaseException) -> bool:
-    """Was the error raised in a method whose `self` has an attribute with this name?"""
+    """Return whether the error is from a method whose `self` has an attribute with this name."""
     for frame in _frames(error):
         with contextlib.suppress(Exception):  # attributes of a student's class may raise errors
             if hasattr(frame.f_locals["self"], name):

@@ -1,4 +1,4 @@
-"""What attention in tiles of keys computes if a step of the running softmax is wrong."""
+"""Compute attention tile by tile, with a deliberate mistake in the running softmax."""
 
 import numpy as np
 
@@ -19,10 +19,10 @@ def running_maximum(s: Array, tile: int, sinks: Array | None = None) -> Array:
 
 
 def lagging_maximum(s: Array, tile: int, most: float) -> Array:
-    """For each key, return what its score loses if a tile's weights and the sums differ in maximum.
+    """For each key, return the number that a defective kernel subtracts from the key's score.
 
-    A running maximum that grows by at most `most` is kept for the sums, but the tile that makes it
-    grow subtracts the new maximum.
+    If the running maximum grows by at most `most`, the sums keep the old maximum, but the tile in
+    which it grows subtracts the new maximum.
     """
     kept, extra = np.full((*s.shape[:-1], 1), -np.inf), np.zeros_like(s)
     for j in range(0, s.shape[-1], tile):
@@ -33,8 +33,42 @@ def lagging_maximum(s: Array, tile: int, most: float) -> Array:
     return extra + np.where(kept == -np.inf, 0, kept)
 
 
+def kept_maximum(s: Array, tile: int, most: float) -> Array:
+    """For each key, return a running maximum that is kept if it would rise by at most `most`."""
+    best = np.zeros_like(s)
+    kept = np.full((*s.shape[:-1], 1), -np.inf)
+    for j in range(0, s.shape[-1], tile):
+        new = np.maximum(kept, s[..., j : j + tile].max(-1, keepdims=True))
+        kept = np.where((new - kept <= most) | (new == -np.inf), kept, new)
+        best[..., j : j + tile] = np.where(kept == -np.inf, 0, kept)
+    return best
+
+
+def join_in_base_2(s: Array, parts: Array) -> tuple[Array, Array]:
+    """Join the weights and LSE of parts of the keys by 2 ** LSE, although the LSE is in base e."""
+    return _join(s, parts, 1.0, np.logaddexp2, np.exp2)
+
+
+def join_in_base_e(s: Array, parts: Array) -> tuple[Array, Array]:
+    """Join the weights and LSE of parts of the keys by e ** LSE, although the LSE is in base 2."""
+    return _join(s, parts, float(np.log2(np.e)), np.logaddexp, np.exp)
+
+
+def _join(
+    s: Array, parts: Array, factor: float, add: np.ufunc, power: np.ufunc
+) -> tuple[Array, Array]:
+    """Join parts by `power(LSE)`, although the LSE is in base e times `factor`."""
+    own, each = np.full_like(s, -np.inf), []
+    for part in np.unique(parts):
+        each.append(np.logaddexp.reduce(s[..., parts == part], axis=-1, keepdims=True))
+        own[..., parts == part] = each[-1]
+    joint = add.reduce([np.full((*s.shape[:-1], 1), -np.inf), *(factor * lse for lse in each)])
+    weights = np.where(s == -np.inf, 0, np.exp(s - own) * power(factor * own - joint))
+    return weights, joint[..., 0]
+
+
 def skipped_rescaling(s: Array, tile: int, least: float) -> Array:
-    """For each key, return the sum of the later rises of the running maximum up to `least`."""
+    """For each key, sum the later rises of the running maximum that are at most `least`."""
     best, skipped = running_maximum(s, tile), np.zeros_like(s)
     for j in range(tile, s.shape[-1], tile):
         rise = best[..., j : j + 1] - best[..., j - 1 : j]
@@ -43,7 +77,7 @@ def skipped_rescaling(s: Array, tile: int, least: float) -> Array:
 
 
 def count_idle_tiles(seen: Array, tile: int) -> Array:
-    """Return the number of tiles after the first of which a row sees no key: (..., 1)."""
+    """For each row, count the tiles after the first in which the row sees no key: (..., 1)."""
     count = np.zeros((*seen.shape[:-1], 1))
     for j in range(tile, seen.shape[-1], tile):
         count += ~seen[..., j : j + tile].any(-1, keepdims=True)

@@ -49,5 +49,5 @@ def test_the_calls_in_the_article_find_its_heads() -> None:
     assert sorted(zip(layers.tolist(), heads.tolist(), strict=True)) == [(2, 4), (2, 5)]
     assert np.unravel_index(finding.argmax(), finding.shape) == (1, 0)
     most = sum(one.senders for one in Wiring(names["model"].layers).receivers.values())
-    assert f"the {len(circuit.edges)} strongest of {most:,} edges" in text
+    assert f"keeps {len(circuit.edges)} of {most:,} edges" in " ".join(text.split())
     assert f"restore {circuit.faithfulness:.0%} of" in text

@@ -4,6 +4,7 @@ import ast
 import html
 import json
 import re
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -45,6 +46,7 @@ def run(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Run a notebook in a new kernel; raise the error of a cell that fails."""
     # on a busy machine, printed text may arrive late; by default, nbclient drops text after 4 s
     with tempfile.TemporaryDirectory() as folder:  # live views write pages into this folder
+        shutil.copy(notebooks.BOOK, folder)
         resources = {"metadata": {"path": folder}}
         NotebookClient(
             notebook, timeout=300, iopub_timeout=60, kernel_name="python3", resources=resources
@@ -112,11 +114,17 @@ def test_handed_in_notebooks_get_full_or_no_points(text: str, tmp_path: Path) ->
         assert verdict.mistakes in (("returns-nothing",), ("not-filled-in",), planted)
 
 
-def test_a_lesson_opens_with_three_questions_whose_answers_fold(text: str) -> None:
-    opening = notebooks.student(text).cells[0].source  # the text before the first code cell
+def test_three_questions_follow_the_question_and_the_picture(text: str) -> None:
+    cells = notebooks.student(text).cells
+    texts = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    first, opening = texts.partition("\n## ")[0].split("**From memory.**")
+    assert re.search(r"\?\*\*$", first, re.MULTILINE)
     asked = re.findall(r"^(\d)\. .+?<details><summary>Answer<", opening, re.MULTILINE | re.DOTALL)
     assert asked == ["1", "2", "3"]
-    assert "**From memory.**" in opening
+    page = read_myst_markdown_notebook(text).cells
+    quiz = next(n for n, cell in enumerate(page) if "**From memory.**" in cell.source)
+    draws = any(cell.cell_type == "code" for cell in page[:quiz])
+    assert draws or "Capstone" in cells[0].source
 
 
 def test_cell_output_after_a_question_is_folded_on_the_page(text: str) -> None:

@@ -85,7 +85,7 @@ def test_edits_are_shown_beside_the_original_if_a_head_is_visible() -> None:
             {"only": "head", "query": "loan"},
             r"'loan' is not a token of 'the bank .* from \[CLS\] the",
         ),
-        ({"only": "head", "query": "the"}, "more than once .* give its position, 1 or 4"),
+        ({"only": "head", "query": "the"}, "more than once .* pass its position, 1 or 4"),
         ({"only": "head", "query": "7"}, "'7' is not a token of"),
         ({"only": "head", "edits": "hide loan"}, "'loan' is not a token of"),
         (

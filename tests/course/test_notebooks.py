@@ -25,8 +25,13 @@ Some will write `x ** 2`.
 ```
 
 ```{code-cell} ipython3
-:tags: [hide-input]
-
+---
+mystnb:
+  image:
+    alt: A line that rises
+      evenly.
+tags: [hide-input]
+---
 picture = 1
 ```
 
@@ -149,6 +154,23 @@ def test_code_of_pictures_and_asserts_is_folded_and_a_solution_is_not() -> None:
     }
 
 
+def test_a_picture_has_its_alternative_text_for_exports_and_below_its_cell() -> None:
+    for make in notebooks.KINDS.values():
+        cells = make(LESSON).cells
+        (at,) = (n for n, cell in enumerate(cells) if cell.source == "picture = 1")
+        assert cells[at].metadata["alt"] == "A line that rises evenly."
+        words = "<summary>The picture in words</summary>\n\nA line that rises evenly.\n\n</details>"
+        assert cells[at + 1].source == f"<details>{words}"
+        assert sum("alt" in cell.metadata for cell in cells) == 1
+
+
+def test_each_picture_of_a_lesson_has_an_alternative_text() -> None:
+    for page in notebooks.lessons():
+        cells = notebooks.answered(page.read_text(encoding="utf-8")).cells
+        drawn = [cell for cell in cells if "plt.show()" in cell.source]
+        assert [cell.source for cell in drawn if "alt" not in cell.metadata] == []
+
+
 def test_writing_the_notebooks_is_deterministic(tmp_path: Path) -> None:
     page = tmp_path / "9-doubling.md"
     page.write_text(LESSON, encoding="utf-8")
@@ -214,7 +236,9 @@ def test_the_folder_for_students_has_no_solution(tmp_path: Path, monkeypatch) ->
     for kind in notebooks.KINDS:
         monkeypatch.setattr("sys.argv", ["notebooks.py", kind, str(tmp_path / kind)])
         notebooks.main()
-    students, teachers = ([*(tmp_path / kind).iterdir()] for kind in ("student", "teacher"))
+    students, teachers = ([*(tmp_path / kind).glob("*.ipynb")] for kind in notebooks.KINDS)
+    for kind in notebooks.KINDS:  # the file that the lesson on real text reads
+        assert (tmp_path / kind / "oz.txt").read_bytes() == notebooks.BOOK.read_bytes()
     assert len(students) == len(teachers) == len(notebooks.lessons())
     cells = [cell for path in students for cell in nbformat.read(path, as_version=4).cells]
     handed_out = "\n".join(cell.source for cell in cells)
@@ -228,3 +252,22 @@ def test_the_folder_for_students_has_no_solution(tmp_path: Path, monkeypatch) ->
     for solution in solutions:
         assert solution not in handed_out
     assert not any({"solution", "remove-cell"} & notebooks.cell_tags(cell) for cell in cells)
+
+
+def test_an_executed_page_has_results_and_no_solutions() -> None:
+    cell = nbformat.v4.new_code_cell
+    result = nbformat.v4.new_output("execute_result", {"text/plain": "4"})
+    page = nbformat.v4.new_notebook(
+        cells=[
+            nbformat.v4.new_markdown_cell(
+                LESSON[LESSON.index("# 9.") : LESSON.index("```{code-cell}")]
+            ),
+            cell("2 + 2", outputs=[result]),
+            cell("def double(x):\n    return 2 * x", metadata={"tags": ["solution"]}),
+            cell("assert double(2) == 4", metadata={"tags": ["remove-cell"]}),
+        ]
+    )
+    text, sums = notebooks.executed(page).cells
+    assert "After the first lesson." in text.source
+    assert "x ** 2" not in text.source
+    assert sums.outputs[0].data == {"text/plain": "4"}

@@ -2,6 +2,8 @@
 
 import os
 import re
+import struct
+import tomllib
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -9,11 +11,13 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+import qkv
+
 ROOT = Path(__file__).parents[2]
 SITE = (ROOT / os.environ.get("QKV_SITE", "docs/_build/html")).resolve()
 TEXTS = {".css", ".html", ".inv", ".ipynb", ".js", ".json", ".svg", ".txt"}
 LINKS = {"a", "area"}  # tags of links, which may lead to other sites
-NAMING = {"action", "data", "href", "poster", "src", "srcset", "xlink:href"}
+NAMING = {"action", "data", "data-weights", "href", "poster", "src", "srcset", "xlink:href"}
 # addresses that scripts and styles request
 REQUESTS = re.compile(
     r"""url\(\s*["']?([^"')\s]+)"""
@@ -114,3 +118,26 @@ def test_no_file_names_a_folder_of_the_machine_that_built_it(folder: Path) -> No
         if (at := name.search(text))
     ]
     assert not found, "\n".join(found)
+
+
+def test_other_sites_find_a_card_for_the_live_page_and_the_start_page() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    home = project["project"]["urls"]["Documentation"]
+    for name in ("play.html", "index.html"):
+        html = (SITE / name).read_text("utf-8")
+        tags = dict(
+            re.findall(r'<meta (?:property|name)="((?:og|twitter):[^"]+)" content="([^"]+)"', html)
+        )
+        assert tags["twitter:card"] == "summary_large_image"
+        assert {"og:title", "og:description", "og:image:alt"} <= tags.keys()
+        assert tags["og:url"] == f"{home}/{name.removeprefix('index.html')}"
+        assert tags["og:image"] == f"{home}/card.png"
+        opening = qkv.play().opening  # which the card shows
+        for word in (opening.word, opening.before[0][0], opening.after[0][0]):
+            assert word in tags["og:image:alt"]
+        head = html[: html.index("</head>")]
+        assert head.count('og:image"') == 1
+    png = (SITE / "card.png").read_bytes()
+    assert png.startswith(b"\x89PNG")
+    size = tuple(int(tags[f"og:image:{side}"]) for side in ("width", "height"))
+    assert struct.unpack(">II", png[16:24]) == size == (1200, 630)

@@ -166,6 +166,15 @@ CHEATS = {
         TORCH + "def attention(q, k, v):\n    return torch.scaled_dot_product_attention(q, k, v)",
         "torch.",
     ),
+    "torch has a loss": (
+        "import numpy as np\n"
+        + LIBRARY.format(name="torch", function="cross_entropy")
+        + "def next_token_loss(logits, ids, padding):\n"
+        "    p = torch.cross_entropy(logits[:, :-1])\n"
+        "    p = np.take_along_axis(p, ids[:, 1:, None], -1)[..., 0]\n"
+        "    return -np.log(p)[ids[:, 1:] != padding].mean()",
+        "torch.",
+    ),
     "it looks for the answer in the caller": (WALK, None),
     "it forges a verdict": (FORGES, None),
     "its output says that it is equal": (EQUAL, None),

@@ -59,6 +59,10 @@ WRITTEN = [
     ("decoder-block", "x, context, parameters, mask", "np.zeros(x.shape)", "qkv"),
     ("writing-step", "x, context, cache, parameters", "np.zeros(x.shape), cache", "qkv"),
     ("induction-score", "weights, ids, names", "np.zeros(())", "qkv"),
+    ("next-token-loss", "logits, ids, padding", "np.zeros(())", "qkv"),
+    ("learning-rate", "step, steps, warmup, highest", "np.zeros(())", "qkv"),
+    ("top-k", "logits, k, temperature", "np.zeros(len(logits))", "qkv"),
+    ("top-p", "probabilities, p", "np.zeros(len(probabilities))", "qkv"),
 ]
 OF_TEXTS = {"story"}  # this function returns a text; test_stories.py tests wrong texts
 NOTHING = [
@@ -78,7 +82,7 @@ SEVERAL = {
     "kv-cache": ("cache-not-returned", "not (out, cache)"),
     "gradients": ("wrong-parts", "but should return d_w_q, d_w_k, d_w_v"),
 }
-OF_WORDS = ("ids", "closeness")  # tasks whose first input is not an array
+OF_WORDS = ("ids", "closeness", "learning-rate")  # tasks whose first input is not an array
 
 
 def written(task, parameters, body):

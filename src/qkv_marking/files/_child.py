@@ -66,7 +66,7 @@ def softmax(x, *given, axis=None, dim=None, **_):
 
 
 def main() -> None:
-    """Run the file that is named by the first argument, then answer requests."""
+    """Run the file named by the first argument, then answer requests."""
     file, megabytes, seconds = sys.argv[1:]
     folder = Path(file).parent
     os.chdir(folder)
@@ -322,7 +322,7 @@ def _parameters(function: Callable[..., Any]) -> str:
 
 
 def _is_of_the_file(thing: Any) -> bool:
-    """Is the object a function or a class that the file defines?"""
+    """Return whether the object is a function or a class that the file defines."""
     try:
         return bool(thing.__module__ == NAME)
     except Exception:  # `__module__` may be missing, and reading it may raise any error

@@ -60,24 +60,25 @@ def check_file(
     defines are not marked. The code cells run in order, but magics such as `%time` are removed. If
     a cell fails, the verdict names the cell, and the following cells still run.
 
-    The file's functions run in the separate process. This process judges the results, with code
-    that the file cannot change. If a function of qkv, torch or another library computes the answer,
-    the file gets no points, and `helped_by` names the function.
+    The file's functions run in the separate process. The calling process judges the results, with
+    code that the file cannot change. If a function of qkv, torch or another library computes the
+    answer, the file gets no points, and `helped_by` names the function.
 
-    The file runs in a copy of its folder, which is deleted after the marking. All processes that
-    the file has started are ended then (on Linux).
+    The file runs in a copy of its folder, which is deleted after the marking. On Linux, all
+    processes that the file has started are then ended.
 
     The memory of the separate process is limited, and the process is ended if a task takes too
-    long. The limits protect against accidents, such as an endless loop. The limits do not protect
-    against malicious code: the process is not a sandbox, and the file has all rights of the user
-    who runs `check_file`. The file's output is not shown, and `input()` raises an EOFError. Syntax
-    errors, calls of `sys.exit` and missing functions are reported like other mistakes. If the file
-    causes an error in `check_file` itself, the verdict is `"not-marked"` with the reason.
+    long. The limits protect against accidents, such as an endless loop, but not against malicious
+    code: the process is not a sandbox, and the file has all rights of the user who runs
+    `check_file`. The file's output is not shown, and `input()` raises an EOFError. Syntax errors,
+    calls to `sys.exit` and missing functions are reported like other mistakes. If the file causes
+    an error in `check_file` itself, the verdict is `"not-marked"` with the reason.
 
     Args:
         path: the file.
         task: the name of a task, or of the function that a task expects, or several names. None
-            selects all tasks whose functions are in the file, or which a lesson's notebook lists.
+            selects all tasks whose functions are in the file, or all tasks that a lesson's notebook
+            lists.
         seed: the random seed for the inputs, as for `check`.
         seconds: the time limit for reading the file and for each task. If it is None, each task
             keeps its default limit, which is 10 seconds for most tasks. A notebook cell may take
@@ -104,7 +105,7 @@ def check_file(
     names = [task_of(name).name for name in chosen]
     for name, limit in (("seconds", seconds), ("megabytes", megabytes)):
         if limit is not None and not limit > 0:
-            raise ValueError(f"check_file: {name} is {limit}: give a positive number")
+            raise ValueError(f"check_file: {name} is {limit}; pass a positive number")
     whole_number(seed, call="check_file", name="seed", least=0)
     with open(ordinary(path), "rb"):  # `open` raises an error if the path is a folder or unreadable
         pass

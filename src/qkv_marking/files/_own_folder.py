@@ -17,11 +17,11 @@ _OMITTED = ("__", "node_modules", "site-packages", "venv")
 
 @contextmanager
 def copy_folder(file: Path) -> Iterator[tuple[Path, Path]]:
-    """Copy a file and its folder; yield the copied file, and a folder that is then deleted.
+    """Copy a file and its folder; yield the copied file, and a folder that is deleted afterwards.
 
     Hidden files, links, other notebooks and installed packages are not copied. If the folder is
-    very large, only a part is copied: first the file itself, then the files beside it, then those
-    in subfolders.
+    very large, only a part is copied: first the file itself, then the other files in its folder,
+    then the files in subfolders.
 
     Args:
         file: the path of the file, without links.

@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -31,8 +31,11 @@ LESSONS = MappingProxyType({
         "capstone",
         ("story", "story-model", "induction-score", "induction-head", "head-removed"),
     ),
+    13: ("real-text", ("next-token-loss", "learning-rate", "top-k", "top-p")),
 })  # fmt: skip
 _LESSON = re.compile(r"(?<![^\W_])lesson[\W_]*0*(\d+)(?!\d)", re.IGNORECASE)
+_QUESTION = re.compile(r"([1-9]\d*)\.[1-3]")  # the lesson and the number in the question bank
+_SENTENCES = "sentences"  # the five sentences at the end of the capstone
 Weights = Mapping[tuple[int | None, str], float]
 
 
@@ -41,9 +44,10 @@ class Column(NamedTuple):
 
     Attributes:
         task: the name of the task.
-        most: the points of a right answer.
+        most: the points for a right answer.
         lesson: the number of the task's lesson, if the table has tasks of several lessons.
-        asked: the name for `check_file`: the task, or a function of the task.
+        asked: the name for `check_file`: the task, or a function of the task; "" if only a teacher
+            grades the task.
     """
 
     task: str
@@ -53,11 +57,11 @@ class Column(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The name of the task, after the number of its lesson."""
+        """The name of the task, preceded by the number of its lesson."""
         return self.task if self.lesson is None else f"{self.lesson} {self.task}"
 
-    def weigh(self, points: int) -> float:
-        """Convert points of 10 to points of this column.
+    def weigh(self, points: float) -> float:
+        """Scale points out of 10 to the maximum of this column.
 
         >>> Column("softmax", 5).weigh(9)
         4.5
@@ -65,7 +69,7 @@ class Column(NamedTuple):
         return points if self.most == ALL_POINTS else round(points * self.most / ALL_POINTS, 2)
 
     def fits(self, lesson: int | None) -> bool:
-        """Does a file of a lesson count in this column? If the lesson is unknown, it counts."""
+        """Return whether a file of this lesson, or of an unknown lesson, counts in this column."""
         return None in (self.lesson, lesson) or self.lesson == lesson
 
 
@@ -76,7 +80,7 @@ class Plan:
     Attributes:
         columns: the chosen tasks; empty if each file decides for which tasks it is marked.
         lessons: the numbers of the chosen lessons.
-        weights: the points of a right answer, by `(lesson, task)`; the lesson may be None.
+        weights: the points for a right answer, keyed by `(lesson, task)`; the lesson may be None.
     """
 
     columns: tuple[Column, ...] = ()
@@ -99,7 +103,7 @@ class Plan:
         """Return the tasks for which a file is marked; None if the file decides."""
         lesson = self.lesson_of(file)
         asked = [column.asked for column in self.columns if column.fits(lesson)]
-        return tuple(dict.fromkeys(asked)) or None
+        return tuple(dict.fromkeys(filter(None, asked))) or None
 
     def column(self, task: str, file: StrPath = "") -> Column:
         """Return the column in which a verdict on a file counts."""
@@ -108,11 +112,12 @@ class Plan:
         return next(chosen, Column(task, self.weights.get((None, task), ALL_POINTS)))
 
     def most(self, task: str | None, file: StrPath) -> float:
-        """Return the maximum of a verdict; without a task, the maximum of the whole file."""
+        """Return the maximum points of a verdict; without a task, those of the whole file."""
         if task is not None:
             return self.column(task, file).most
         lesson = self.lesson_of(file)
-        return sum(c.most for c in self.columns if c.fits(lesson)) if self.columns else ALL_POINTS
+        asked = [column.most for column in self.columns if column.asked and column.fits(lesson)]
+        return sum(asked) if self.columns else ALL_POINTS
 
 
 def plan_tasks(
@@ -126,12 +131,12 @@ def plan_tasks(
     Args:
         tasks: names of tasks.
         lessons: numbers of lessons. A file that belongs to one lesson counts only for this lesson.
-        released: a notebook of the course.
+        released: the notebook that was handed out.
         points: a CSV file with the columns `task` and `points`, and optionally `lesson`. Other
-            tasks have 10 points.
+            tasks are worth 10 points.
 
     Raises:
-        ValueError: a task or a lesson is unknown, or a file has another format.
+        ValueError: a task or a lesson is unknown, or a file has the wrong format.
         OSError: a file cannot be read.
     """
     weights = {} if points is None else _read_points(points)
@@ -163,34 +168,74 @@ def _read_released(path: StrPath) -> tuple[str, ...]:
         except SyntaxError as error:
             raise ValueError(f"{path}: {error}") from error
     if not tasks:
-        raise ValueError(f"{path} lists no tasks: give a notebook of the course, or use --task")
+        raise ValueError(f"{path} lists no tasks; pass a notebook of the course, or use --task")
     return tasks
 
 
 def _read_points(path: StrPath) -> Weights:
     weights: dict[tuple[int | None, str], float] = {}
-    with open(ordinary(path), newline="", encoding="utf-8-sig") as lines:
+    for number, row in read_columns(path, "task", "points", optional=("lesson",)):
         try:
-            reader = csv.DictReader(lines)
-            rows, heads = [*reader], reader.fieldnames or ()
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise ValueError(f"{path} is not a CSV file in UTF-8: {error}") from error
-    if not {"task", "points"} <= {*heads}:
-        raise ValueError(f"{path}: the file must begin with the line task,points")
-    for number, row in enumerate(rows, start=2):
-        try:
-            lesson = int(row["lesson"]) if row.get("lesson") else None
-            task, points = task_of(row["task"].strip()).name, float(row["points"] or "")
+            lesson = int(row["lesson"]) if row["lesson"] else None
+            task, points = find_task(row["task"]), float(row["points"])
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
         if not 0 <= points < inf:
-            raise ValueError(f"{path}, line {number}: points is {points:g}: give a number from 0")
+            raise ValueError(f"{path}, line {number}: points is {points:g}; it must be 0 or more")
         weights[lesson, task] = points
     return weights
 
 
+def read_columns(
+    path: StrPath, *columns: str, optional: Sequence[str] = ()
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the number of each line of a CSV file, and its cells, keyed by the names of columns.
+
+    Other columns are ignored. An optional column that is missing has empty cells.
+
+    Raises:
+        ValueError: a column is missing, or the file is not CSV in UTF-8.
+        OSError: the file cannot be read.
+    """
+    with open(ordinary(path), newline="", encoding="utf-8-sig") as lines:
+        try:
+            reader = csv.DictReader(lines)
+            named = {(name or "").strip().lower(): name for name in reader.fieldnames or ()}
+            if missing := [name for name in columns if name not in named]:
+                raise ValueError(
+                    f"{path} has no column {' and no column '.join(missing)}: the file must begin"
+                    f" with the line {','.join(columns)}, but its columns are"
+                    f" {', '.join(filter(None, named)) or 'none'}"
+                )
+            for row in reader:
+                names = (*columns, *optional)
+                yield reader.line_num, {n: (row.get(named.get(n, n)) or "").strip() for n in names}
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise ValueError(f"{path} is not a CSV file in UTF-8: {error}") from error
+
+
+def find_task(name: str) -> str:
+    """Return the name of a task, of a question of the question bank, or "sentences".
+
+    A teacher grades the answers to questions, and the sentences at the end of the capstone.
+
+    Raises:
+        ValueError: the task is unknown.
+
+    >>> find_task("to_ids"), find_task("3.2"), find_task("sentences")
+    ('ids', '3.2', 'sentences')
+    """
+    question = _QUESTION.fullmatch(name)
+    if name == _SENTENCES or (question and int(question[1]) in LESSONS):
+        return name
+    try:
+        return task_of(name).name
+    except ValueError as error:
+        raise ValueError(f"{error}, {_SENTENCES}, or a question, such as 3.2") from None
+
+
 def find_lesson(path: StrPath) -> int | None:
-    """Return the lesson to which a file belongs, by its name or by the list of its tasks.
+    """Return the lesson to which a file belongs, judging by its name or its list of tasks.
 
     >>> find_lesson("anna/3-one-function-student.ipynb"), find_lesson("s12_lesson5.py")
     (3, 5)

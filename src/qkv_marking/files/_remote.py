@@ -84,7 +84,7 @@ class Remotes:
         return StudentFunction(str(row[0]), self._read(row[1]), f"{row[0]}{row[2]}")
 
     def values(self, names: Sequence[str]) -> tuple[Any, ...] | str:
-        """Return the values of these names. If a name is undefined, return only the name."""
+        """Return the values of these names. If a name is undefined, return that name instead."""
         packed = self._value({"do": "values", "names": [*names]})
         return packed if isinstance(packed, str) else tuple(map(self._read, packed))
 
@@ -141,7 +141,7 @@ class Remote(Elsewhere):
         return self._remotes.arrays(self)
 
     def is_stub(self) -> bool:
-        """Is the object a stub, which the student has not filled in yet?"""
+        """Return whether the object is a stub, which the student has not filled in yet."""
         return bool(self._remotes.ask("stub", self))
 
 

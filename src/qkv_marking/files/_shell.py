@@ -31,11 +31,10 @@ class TooLong(BaseException):
 class Shell:
     """The object that `get_ipython()` returns in a marked notebook.
 
-    Magics that time Python code run the code once. Other magics and commands of the system do
-    nothing.
+    Magics that time Python code run the code once. Other magics and shell commands do nothing.
 
     Args:
-        names: the names of the notebook.
+        names: the notebook's namespace.
     """
 
     def __init__(self, names: dict[str, Any]) -> None:
@@ -60,7 +59,7 @@ class Shell:
                 out.write(cell)
 
     def getoutput(self, *_: Any, **_options: Any) -> list[str]:
-        """Return no lines, instead of running a command of the system."""
+        """Return an empty list; do not run the shell command."""
         return []
 
     def __getattr__(self, name: str) -> Any:
@@ -98,7 +97,7 @@ def _line_to_python(line: str) -> str:
 
 
 def parses(source: str) -> bool:
-    """Is this Python?"""
+    """Return whether the source is valid Python."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -115,7 +114,7 @@ def open_shell(names: dict[str, Any]) -> Iterator[Callable[[str, str], None]]:
     In the `with` block, SIGINT raises `TooLong` in the running cell.
 
     Args:
-        names: the names of the notebook; `display` and `get_ipython` are added.
+        names: the notebook's namespace; `display` and `get_ipython` are added.
     """
     shell = Shell(names)
     names |= {"display": lambda *_things, **_options: None, "get_ipython": lambda: shell}

@@ -19,7 +19,8 @@ from qkv_marking.tasks import TASKS
 
 NOTEBOOK = ".ipynb"
 _CALL = re.compile(r"\w\(([^()]+)\)")  # The parameters in the signature of a task.
-_LIVE = "live"  # The tag of notebook cells that only show a page.
+# The tags of notebook cells that do not run: they show a page, or need a training run or its text.
+_OMITTED = ("live", "training")
 # the first line of a cell in a Python file that Jupyter or an editor has written
 _CELL = re.compile(r"^# (?:In\[[ \d]*\]:|%%(.*))$", re.MULTILINE)
 
@@ -50,8 +51,8 @@ def find_repeated(parts: Sequence[tuple[str, int, bytes]]) -> dict[str, str]:
     r"""Return the places of each top-level function or class that is defined more than once.
 
     Args:
-        parts: tuples `(what, number, source)`, such as a cell's ("code cell", 3, b"..."). If the
-            number is 0, the place is the number of the line.
+        parts: tuples `(what, number, source)`, such as ("code cell", 3, b"...") for a cell. If the
+            number is 0, the place is the line number.
 
     >>> find_repeated([("line", 0, b"def f(): return 1\ndef f(): ...")])
     {'f': 'line 1 and line 2'}
@@ -95,7 +96,7 @@ def tasks_in(names: set[str]) -> list[str]:
 
 
 def tasks_for(function: FunctionType) -> list[str]:
-    """Return the tasks that give a function all parameters it has, and need no others."""
+    """Return the tasks whose signature fits the names of a function's parameters."""
     code = function.__code__
     names = {*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]}
 
@@ -112,8 +113,8 @@ class Notebook:
     """The content of a notebook.
 
     Attributes:
-        cells: the code cells in order, each as `(number, code)`; numbers start at 1. Cells that
-            only show a live page are omitted.
+        cells: the code cells in order, each as `(number, code)`; numbers start at 1. Cells with a
+            tag in `_OMITTED` are left out.
         tasks: the tasks, or the names of functions, that the notebook's metadata lists; None if the
             metadata has no list.
     """
@@ -172,7 +173,7 @@ def read_notebook(text: bytes) -> Notebook:
         cells = tuple(
             (number, "".join(cell["source"]))
             for number, cell in enumerate(code, start=1)
-            if _LIVE not in ((cell.get("metadata") or {}).get("tags") or [])
+            if not any(tag in ((cell.get("metadata") or {}).get("tags") or []) for tag in _OMITTED)
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise SyntaxError(f"it is not a Jupyter notebook of format 4: {in_words(error)}") from error

@@ -38,7 +38,9 @@ class _Test(NamedTuple):
     properties: Mapping[str, str] = MappingProxyType({})
 
 
-def write_junit(path: StrPath, marked: Iterable[tuple[str, Sequence[CheckResult]]]) -> None:
+def write_junit(
+    path: StrPath, marked: Iterable[tuple[str, Sequence[CheckResult]]], hints: int = 1
+) -> None:
     """Write a test suite per file, with one test per task.
 
     The file at `path` is replaced only when all the new content is written.
@@ -46,11 +48,14 @@ def write_junit(path: StrPath, marked: Iterable[tuple[str, Sequence[CheckResult]
     Args:
         path: the file to write.
         marked: each file's name, and its verdicts.
+        hints: the number of hints in a verdict's text, from 0 to 3.
 
     Raises:
         OSError: the file cannot be written.
     """
-    suites = [_suite(file, [_of_verdict(result) for result in results]) for file, results in marked]
+    suites = [
+        _suite(file, [_of_verdict(result, hints) for result in results]) for file, results in marked
+    ]
     _write(path, "qkv check", suites)
 
 
@@ -72,7 +77,13 @@ def write_features(path: StrPath, name: str, tests: Sequence[tuple[str, str, str
     _write(path, "qkv conform", [_suite(name, rows)])
 
 
-def write_gradescope(path: StrPath, marked: Sequence[Marked], plan: Plan | None = None) -> None:
+def write_gradescope(
+    path: StrPath,
+    marked: Sequence[Marked],
+    plan: Plan | None = None,
+    hints: int = 1,
+    take: str = "best",
+) -> None:
     """Write the verdicts on one student's files for Gradescope: one test per task.
 
     If the plan lists the tasks, the best file counts for each task; otherwise, each
@@ -82,16 +93,18 @@ def write_gradescope(path: StrPath, marked: Sequence[Marked], plan: Plan | None 
         path: the file to write.
         marked: each file's name, and its verdicts.
         plan: the chosen tasks and the points of each task.
+        hints: the number of hints in a verdict's text, from 0 to 3.
+        take: which file counts for a task, "best" or "latest".
 
     Raises:
         OSError: the file cannot be written.
     """
     plan = plan or Plan()
     if plan.columns:
-        best = ClassTable(marked, plan=plan).pick_best(marked)
-        whole = "\n\n".join(result.text(1) for result in best.get(None, ()))
+        best = ClassTable(marked, plan=plan, take=take).pick_best(marked)
+        whole = "\n\n".join(result.text(hints) for result in best.get(None, ("", ()))[1])
         tests = [
-            _of_task(c.title, min(best[c], key=lambda result: result.points), c)
+            _of_task(c.title, min(best[c][1], key=lambda result: result.points), c, hints)
             if c in best
             else _test(c.title, 0, c.most, False, whole or "nothing was handed in for this task")
             for c in plan.columns
@@ -104,6 +117,7 @@ def write_gradescope(path: StrPath, marked: Sequence[Marked], plan: Plan | None 
                 else result.task or os.path.basename(file),
                 result,
                 plan.column(result.task or "", file),
+                hints,
             )
             for file, results in marked
             for result in results
@@ -114,9 +128,10 @@ def write_gradescope(path: StrPath, marked: Sequence[Marked], plan: Plan | None 
         out.write(text.encode("utf-8", "replace") + b"\n")
 
 
-def _of_task(name: str, result: CheckResult, column: Column) -> dict[str, Any]:
+def _of_task(name: str, result: CheckResult, column: Column, hints: int) -> dict[str, Any]:
     points = column.weigh(result.points)
-    return _test(name, points, column.most, result.passed, result.text(1))
+    passed = result.passed and points == column.most if result.by_teacher else result.passed
+    return _test(name, points, column.most, passed, result.text(hints))
 
 
 def _test(name: str, score: float, most: float, passed: bool, output: str) -> dict[str, Any]:
@@ -124,15 +139,15 @@ def _test(name: str, score: float, most: float, passed: bool, output: str) -> di
     return {"name": name, "score": score, "max_score": most, "status": status, "output": output}
 
 
-def _of_verdict(result: CheckResult) -> _Test:
-    properties = {"points": str(result.points)}
+def _of_verdict(result: CheckResult, hints: int) -> _Test:
+    properties = {"points": f"{result.points:g}"}
     for key in ("mistakes", "fragile", "conventions"):
         properties[key] = " ".join(getattr(result, key))
     return _Test(
         result.task or "file",
         "right" if result.passed else "wrong",
         result.message.partition("\n")[0],
-        str(result),
+        result.text(hints),
         properties["mistakes"],
         properties,
     )

@@ -1,6 +1,6 @@
 """All tasks, keyed by name, in the order of the course."""
 
-from qkv_marking.tasks import _exercises
+from qkv_marking.tasks import _exercises, _language_model
 from qkv_marking.tasks._block import BLOCK
 from qkv_marking.tasks._cross_attention import CROSS_ATTENTION
 from qkv_marking.tasks._decoder_block import DECODER_BLOCK
@@ -50,6 +50,10 @@ _IN_ORDER = (
     _trained.INDUCTION_SCORE.task(),
     _trained.INDUCTION_HEAD,
     _trained.HEAD_REMOVED,
+    _language_model.LOSS.task(),
+    _language_model.LEARNING_RATE.task(),
+    _language_model.TOP_K.task(),
+    _language_model.TOP_P.task(),
 )
 TASKS = {task.name: task for task in _IN_ORDER}
 

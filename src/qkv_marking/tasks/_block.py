@@ -67,7 +67,7 @@ def compute(case: BlockCall, steps: Lines) -> Array:
 
 
 def make_norm(number: int, p: Arrays, steps: Lines) -> Part:
-    """Return a norm of a block; the first norm has the number 1."""
+    """Return a norm of a block; norms are numbered from 1."""
     values = {name: p[f"norm{number}_{name}"] for name in ("scale", "shift")}
     return lambda x: _NORM.run({**values, "x": x}, steps)["x"]
 
@@ -180,7 +180,7 @@ class BlockMarking(StepwiseMarking):
     parts: Mapping[str, Sequence[str]]
 
     def test_all(self, groups: Sequence[Group]) -> None:
-        """Find the style of the block, such as RMSNorm, by the first test; then run all tests."""
+        """Find the style of the block, such as RMSNorm, with the first test; then run all tests."""
         self._choose_style(groups[0])
         super().test_all(groups)
 

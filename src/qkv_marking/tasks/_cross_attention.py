@@ -47,10 +47,10 @@ def compute(case: TwoTexts, steps: Lines) -> Array:
 
 
 def use_texts(known: Mistake) -> Mistake:
-    """Return a mistake of attention in which q, k and v come from the texts x_q, x_k and x_v.
+    """Rewrite a mistake of attention: q, k and v come from the texts x_q, x_k and x_v.
 
-    If q, k or v is computed with the matrix of another one, two ways are possible: it is computed
-    from the text that belongs to this matrix, or from its own text.
+    If q, k or v is computed with the matrix of another array, the mistake has two forms: the array
+    is computed from the text that belongs to this matrix, or from its own text.
     """
 
     def rewrite(way: Lines, moved: bool) -> Lines:

@@ -79,7 +79,7 @@ def _list_orders() -> Iterator[Lines]:
 
 
 def _use_some_lines(mistake: Mistake) -> Mistake:
-    """Return a mistake that is made in some lines of its only way, or in all these lines."""
+    """Add variants to a mistake: each variant makes the mistake in some or all of its lines."""
     (way,) = mistake.variants
     some = (names for size in (1, 2, 3) for names in combinations(way, size))
     return replace(mistake, variants=tuple({name: way[name] for name in names} for names in some))
@@ -88,7 +88,7 @@ def _use_some_lines(mistake: Mistake) -> Mistake:
 WIRING = (
     TABLE.mistake("decoder-block-order", *_list_orders()),
     *(
-        TABLE.mistake("part-missing", {line: "pass"}, short=line.removeprefix("add_"), part=part)
+        TABLE.mistake(line.replace("add_", "decoder-block-no-"), {line: "pass"}, part=part)
         for line, part in _PARTS.items()
     ),
     *map(_use_some_lines, TABLE.group("of-some-parts")),

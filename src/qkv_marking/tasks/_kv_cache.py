@@ -191,13 +191,13 @@ class StepMarking(StepwiseMarking):
         return len(mistakes) < 2 or first is None or any(m not in mistakes for m in first[1])
 
     def last_calls(self, others: Sequence[Calls], recomputed: Sequence[Mistake]) -> None:
-        """Check that the step function uses its cache, and does not modify the cache.
+        """Check that the step function uses its cache and does not modify it.
 
         This method does nothing if an earlier test has found a mistake.
 
         Args:
             others: runs that use other projections in the later calls than in the first call.
-            recomputed: mistakes in which a step computes keys or values of earlier words again.
+            recomputed: mistakes in which a step recomputes keys or values of earlier words.
         """
         if self.wrong:
             return

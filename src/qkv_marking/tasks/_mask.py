@@ -158,7 +158,7 @@ def _mark_masked(function: Function, task: str, *, batches: bool) -> Marking:
     """Test masked attention; if `batches` is True, the function must accept batches.
 
     Raises:
-        TypeError: the function takes no mask.
+        TypeError: the function has no parameter for a mask.
     """
     call = learner(function, "qkv")
     if "mask" not in call.options:
@@ -194,7 +194,7 @@ def _mark_masked(function: Function, task: str, *, batches: bool) -> Marking:
 
 
 def _mark(function: Function) -> Marking:
-    """Test a function as masked attention; if it takes no mask, test it as causal attention."""
+    """Test a function as masked attention, or as causal attention if it takes no mask."""
     try:
         return _mark_masked(function, "mask", batches=False)
     except TypeError as error:

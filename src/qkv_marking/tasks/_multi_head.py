@@ -25,7 +25,8 @@ def _mark(function: Function) -> attention_tasks.AttentionMarking:
     call = learner(function, _NAMES)
     if "heads" not in call.options:
         raise WrongParameters(
-            f"check: {call.name} has no parameter for the number of heads: add num_heads"
+            f"check: {call.name} has no parameter for the number of heads: add a parameter "
+            "num_heads"
         )
     m = attention_tasks.AttentionMarking("heads", call, _NAMES, batches=False)
     (words,) = draw(_NAMES, 300, (4, 6, 6, 9))

@@ -42,7 +42,7 @@ def compute(case: Scores, steps: Lines) -> Array:
 
 
 def _take_ways(*names: str) -> tuple[Mistake, ...]:
-    """Return mistakes of attention, with the ways that softmax has too."""
+    """Return mistakes of attention, with only the ways that also apply to softmax."""
     return tuple(restrict(one, _TABLE.formula) for one in mistakes.TABLE.group(*names))
 
 

@@ -31,7 +31,7 @@ class Table:
 
     - `ways`: the ways to make the mistake; each way maps names of lines to wrong lines. In a wrong
       line, RIGHT stands for the right line, and "pass" means that the line is missing;
-    - `numbers`: numbers that replace NUMBER in the lines of a way: one way for each number;
+    - `numbers`: numbers that replace NUMBER in the lines of a way, with one way for each number;
     - `ends`: true for two mistakes, which skip the last and the first item of a loop: AT in the
       lines becomes -1 and 0, and {end} in the texts becomes "last" and "first";
     - `key`: the mistake's key, if it is not the name of the table.
@@ -47,7 +47,7 @@ class Table:
 
     Attributes:
         formula: the lines of the right computation.
-        fields: the fields outside of all mistakes, for example those of `Exercise`.
+        fields: the fields that belong to no mistake, for example those of `Exercise`.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Table:
         return tuple(mistake for row in rows for mistake in self._mistakes(row))
 
     def mistake(self, name: str, *ways: Lines, **values: object) -> Mistake:
-        """Return the mistake of a table.
+        """Return the mistake that a table describes.
 
         Args:
             name: the table's name.

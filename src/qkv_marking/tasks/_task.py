@@ -31,7 +31,7 @@ class Task:
         mark: a function that marks an answer: `mark(function, way)` with one of `ways`, or
             `mark(values, "")` with a tuple of values. `mark` raises a TypeError if a function has
             wrong parameters.
-        looks_for: possible names of the function or class; `--task` accepts these names too. If a
+        looks_for: possible names of the function or class; `--task` also accepts these names. If a
             file defines several of these names, the marker uses only the first name.
         signature: the call and its result, as in "score_needed(weight, others) -> the score".
         asks: a description of the right result.
@@ -149,6 +149,10 @@ class Exercise:
         otherwise: a function that describes a wrong call if no known mistake explains the call.
         within: the tolerance for numbers measured on a trained model.
         values: more variables that the lines use.
+        later: more tests, each with its inputs in a few words, a group of the table, and a function
+            that draws its cases; `table.group()` without these groups belongs to the first test.
+        ordered: a function that takes the arguments and an output of a call, and converts all
+            equally right outputs to the same output.
     """
 
     name: str
@@ -157,6 +161,8 @@ class Exercise:
     otherwise: Callable[[Outcome], Symptom | None] = nothing_known
     within: float = 0.0
     values: Mapping[str, Any] = field(default_factory=dict)
+    later: Sequence[tuple[str, str, Callable[[], Sequence[tuple[Any, ...]]]]] = ()
+    ordered: Callable[[Sequence[Any], Array], Array] | None = None
 
     def task(self) -> Task:
         """Return this exercise as a task."""
@@ -174,7 +180,14 @@ class Exercise:
         right = Computation(self.name, self._compute, lines, fields["returns"])
         m = StepwiseMarking(right, function, lambda case: self._call(function, case))
         m.varied = () if self.values else None  # the values were measured for these inputs
-        m.test_all([Group(fields["tried"], self._cases(), self.table.group(), self._describe)])
+        later = [(what, self.table.group(group), draw) for what, group, draw in self.later]
+        known = [one for one in self.table.group() if not any(one in more for _, more, _ in later)]
+        m.test_all(
+            [
+                Group(fields["tried"], self._cases(), known, self._describe),
+                *(Group(what, self._name_arguments(draw()), more) for what, more, draw in later),
+            ]
+        )
         result = m.result()
         if not self._parts or not result.example:
             return result
@@ -195,13 +208,16 @@ class Exercise:
     @cached_property
     def _cases(self) -> Callable[[], list[Arguments]]:
         """Return a function that draws the cases, and caches them for each random seed."""
-        return per_seed(
-            lambda: [Arguments(dict(zip(self._names, a, strict=True))) for a in self.draw()]
-        )
+        return per_seed(lambda: self._name_arguments(self.draw()))
+
+    def _name_arguments(self, calls: Sequence[tuple[Any, ...]]) -> list[Arguments]:
+        return [Arguments(dict(zip(self._names, call, strict=True))) for call in calls]
 
     def _compute(self, case: Arguments, steps: Lines) -> Array:
-        output = self.solve(*case.by_name.values(), lines=steps)
-        return _flatten(output) if self._parts else np.asarray(output)
+        arguments = [*case.by_name.values()]
+        output = self.solve(*arguments, lines=steps)
+        out = _flatten(output) if self._parts else np.asarray(output)
+        return out if self.ordered is None else self.ordered(arguments, out)
 
     def _call(self, function: Function, case: Arguments) -> Any:
         """Call a learner's function; return its result in a form that can be compared."""
@@ -215,6 +231,8 @@ class Exercise:
             ways = (self.table.formula.lines, *wrong)
             near = (a for way in ways if (a := self._compute(case, way)).shape == out.shape)
             return next((a for a in near if np.allclose(out, a, 0, self.within)), returned)
+        if self.ordered is not None and (out := numbers(returned)) is not None:
+            return self.ordered([*case.by_name.values()], out)
         return returned
 
     def _describe(self, wrong: Outcome) -> Symptom | None:

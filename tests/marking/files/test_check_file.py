@@ -525,9 +525,9 @@ def test_a_bad_request_is_an_error(file, tmp_path):
         check_file(tmp_path / "none.py")
     with pytest.raises(IsADirectoryError):
         check_file(tmp_path)
-    with pytest.raises(ValueError, match="seconds is 0: give a positive number"):
+    with pytest.raises(ValueError, match="seconds is 0; pass a positive number"):
         check_file(path, seconds=0)
-    with pytest.raises(ValueError, match="megabytes is -1: give a positive number"):
+    with pytest.raises(ValueError, match="megabytes is -1; pass a positive number"):
         check_file(path, megabytes=-1)
 
 

@@ -202,6 +202,16 @@ def test_damaged_metadata_leaves_the_notebook_readable(metadata):
     assert read_notebook(text.encode()) == Notebook(((1, "x = 1"),), None)
 
 
+@pytest.mark.parametrize("tag", ["live", "training"])
+def test_a_cell_that_shows_or_trains_something_does_not_run(tag):
+    cells = [
+        {"cell_type": "code", "source": source, "metadata": {"tags": tags}}
+        for source, tags in (("x = 1", []), ("y = 2", ["hide-input", tag]), ("z = 3", ["stub"]))
+    ]
+    found = read_notebook(json.dumps({"cells": cells}).encode())
+    assert found.cells == ((1, "x = 1"), (3, "z = 3"))
+
+
 def test_a_flood_of_prints_ends_a_cell_only(book):
     (result,) = check_file(book(SOFTMAX, "while True: print('x')"))
     assert result.points == RIGHT

@@ -157,8 +157,8 @@ def test_a_bad_file_of_points_is_a_bad_request(tmp_path, text, words):
 
 
 def test_a_bad_choice_is_a_bad_request(book):
-    with pytest.raises(ValueError, match="lesson 13 does not exist"):
-        plan_tasks(lessons=[13])
+    with pytest.raises(ValueError, match="lesson 14 does not exist"):
+        plan_tasks(lessons=[14])
     with pytest.raises(ValueError, match="lists no tasks"):
         plan_tasks(released=book(SOFTMAX))
     with pytest.raises(ValueError, match="task 'x' is unknown"):

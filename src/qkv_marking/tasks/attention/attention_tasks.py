@@ -92,7 +92,7 @@ class AttentionMarking(Marking):
         self.untried += [names[0] for option, names in known if option in all_options - {*options}]
 
     def first_calls(self) -> None:
-        """Find out how to call the function, and check that equal calls return equal arrays."""
+        """Determine how to call the function; check that identical calls give equal arrays."""
         if any(run.error is not None for run in self.on(steps.CORE)):
             self.choose(replace(self.call, rank=rank) for rank in (3, 4))
             if (rank := self.call.rank) > 2:
@@ -272,7 +272,9 @@ def _mark(task: str, function: Function, signature: str, batches: bool = False) 
 def _mark_mended(function: Function, signature: str) -> CheckResult:
     """Mark the function of lesson 10: 0 points if it still contains both planted mistakes."""
     result = _mark("self-attention", function, signature)
-    return replace(result, points=0) if {*result.mistakes} == _PLANTED else result
+    if {*result.mistakes} != _PLANTED:
+        return result
+    return replace(result, points=0, reason="Both mistakes of the function are still there.")
 
 
 ATTENTION = task("attention", lambda function, way: _mark("attention", function, way))

@@ -251,7 +251,7 @@ class Learner:
         needed: the options without a default.
         positional: the positional-only parameters.
         unmasked: the value that fills the mask if the function requires a mask and a test has none.
-        per_key: whether a required mask has the shape (S,) instead of (L, S).
+        per_key: whether a required mask has shape (S,) instead of (L, S).
         weights_first: whether the function returns the weights before the output.
         rank: the number of dimensions of the arrays that the function takes: 2 for a single text, 3
             or 4 if it takes only batches.
@@ -334,7 +334,7 @@ def learner(function: Function, signature: str) -> Learner:
         other = next(s for s in NAMES if s != signature)
         raise WrongParameters(
             f'check: with signature="{signature}", the call is {name}({", ".join(names)}), but the'
-            f" function is {name}({', '.join(p.name for p in parameters)}): give all other"
+            f" function is {name}({', '.join(p.name for p in parameters)}); give all other"
             f' parameters a default, or pass signature="{other}"'
         )
     return Learner(

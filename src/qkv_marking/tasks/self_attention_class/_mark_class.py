@@ -329,7 +329,9 @@ def _check_scale(layers: Layers) -> Symptom | None:
                 width=width,
                 role=role,
                 times=f"{times:.2g}",
-                effect="one word gets most weight" if times > 1 else "all weights are similar",
+                effect="one word gets nearly all weight"
+                if times > 1
+                else "all weights are similar",
             )
     return None
 

@@ -108,7 +108,7 @@ _FUSED = re.compile("qkv|c_attn|in_proj")
 class Projections:
     """The projections of a layer, each as one matrix for all heads, and their biases.
 
-    W_Q, W_K and W_V have the shape (D, heads * d), and W_O has the shape (heads * d, D).
+    W_Q, W_K and W_V have shape (D, heads * d), and W_O has shape (heads * d, D).
 
     Attributes:
         matrices: the matrices, keyed by role; `"o"` is missing if the layer has no W_O.

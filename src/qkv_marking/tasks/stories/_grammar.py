@@ -34,7 +34,7 @@ def story(seed: int) -> str:
 
 
 def sentences_of(text: str) -> list[tuple[str, str, str]] | None:
-    """Parse each sentence into first name, last name and deed; None if the grammar is broken."""
+    """Parse sentences into first name, last name and deed; None if one is ungrammatical."""
     matches = [*_SENTENCE.finditer(text)]
     spelled = "".join(match.group() for match in matches)
     return [match.groups() for match in matches] if spelled == text else None  # type: ignore[misc]

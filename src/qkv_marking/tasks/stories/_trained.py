@@ -80,7 +80,7 @@ class Unmeasured(Exception):
 
 @dataclass(frozen=True)
 class Decoder:
-    """A student's decoder, and stories that the marker drew.
+    """A student's decoder, and stories that the marker generated.
 
     Attributes:
         model: the decoder.
