@@ -100,22 +100,22 @@ def test_a_stopped_call_continues_where_it_stopped(small, tmp_path, small_files,
     [
         (
             {"texts": [[4, 4], *TEXTS[1:]]},
-            "text 0 has different tokens in .*: give the same texts",
+            "text 0 has different tokens in .*; pass the same texts",
         ),
-        ({"texts": TEXTS[:3]}, r"3 texts are given, but .* has 7 texts: give all 7 texts, or"),
+        ({"texts": TEXTS[:3]}, r"3 texts are given, but .* has 7 texts; pass all 7 texts, or"),
         (
             {"names": ("z", 0)},
             r"has names \['blocks.1.hook_resid_post'\] but the call has \['blocks.0",
         ),
         (
             {"dtype": "float16"},
-            "has dtype 'float32' but the call has 'float16': give another folder",
+            "has dtype 'float32' but the call has 'float16'; pass another folder",
         ),
         (
             {"names": "pattern"},
             "`names` has blocks.0.attn.hook_pattern, which does not have one row per t",
         ),
-        ({"names": []}, "`names` is empty: give activations"),
+        ({"names": []}, "`names` is empty; pass activations"),
         ({"texts": [*TEXTS, []]}, "text 7 has 0 ids"),
         ({"dtype": "int8"}, "dtype is int8: choose"),
         ({"folder": ""}, "the name of the folder is empty"),
@@ -135,11 +135,11 @@ def test_another_model_of_the_same_name_is_found_out(small, tmp_path):
     model = small("gpt2")
     cache(model, TEXTS, tmp_path, names=("resid_post", 1))
     other = model.with_parameters({n: a * 1.3 for n, a in model.parameters.items()})
-    with pytest.raises(ValueError, match=r"hook_resid_post of text 0 differs from .*: give the"):
+    with pytest.raises(ValueError, match=r"hook_resid_post of text 0 differs from .*; pass the"):
         cache(other, TEXTS, tmp_path, names=("resid_post", 1))
     with pytest.raises(
         ValueError,
-        match=r"cache: .* has model '.*' but the call has '.*': give anoth",
+        match=r"cache: .* has model '.*' but the call has '.*'; pass anoth",
     ):
         cache(small("parallel"), TEXTS, tmp_path, names=("resid_post", 1))
 
@@ -148,7 +148,7 @@ def test_numbers_too_large_for_the_dtype_are_refused(small, tmp_path):
     model = small("gpt2")
     large = model.with_parameters({n: a * 1e4 for n, a in model.parameters.items()})
     with pytest.raises(
-        ValueError, match=r"contains \S+, which is too large for float16: give dtype='float"
+        ValueError, match=r"contains \S+, which is too large for float16; pass dtype='float"
     ):
         cache(large, TEXTS, tmp_path / "x", names=("post", 1), dtype="float16")
 
@@ -158,13 +158,13 @@ def test_texts_are_tokenized_as_in_a_trace(small, tmp_path):
     texts = ["the cat sat", "a dog"]
     found = cache(model, texts, tmp_path, names="embed")
     assert [trace.ids for trace in found] == [model.trace(text).ids for text in texts]
-    with pytest.raises(ValueError, match="cache: text 1 has no token: omit it"):
+    with pytest.raises(ValueError, match="cache: text 1 has no tokens: omit it"):
         cache(qkv.load("books-decoder"), ["the", ""], tmp_path / "other", names="embed")
 
 
 def test_folders_that_hold_no_cache(small, tmp_path):
     with pytest.raises(
-        FileNotFoundError, match=r"Cache: .* has no cache.json: give a folder from c"
+        FileNotFoundError, match=r"Cache: .* has no cache.json; pass a folder from c"
     ):
         Cache(tmp_path)
     (tmp_path / "cache.json").write_text('{"qkv_cache": 1, "names": "z"}')
@@ -176,9 +176,9 @@ def test_folders_that_hold_no_cache(small, tmp_path):
         match=r"arrays: \('z', 0\) is not cached: choose among hook_embed",
     ):
         found.arrays(("z", 0))
-    with pytest.raises(IndexError, match="cache: there is no text 7: give 0 to 6"):
+    with pytest.raises(IndexError, match="cache: there is no text 7; pass 0 to 6"):
         found[7]
-    with pytest.raises(TypeError, match="cache: text is 'a': give a whole number"):
+    with pytest.raises(TypeError, match="cache: text is 'a'; pass a whole number"):
         found["a"]
     manifest = json.loads((tmp_path / "x" / "cache.json").read_text())
     assert manifest["shards"] == [{"file": "00000.safetensors", "texts": 7, "tokens": 33}]

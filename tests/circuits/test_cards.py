@@ -131,7 +131,7 @@ def test_cards_of_heads_have_the_weights_of_the_query():
 
 
 def test_cards_that_cannot_be_made(found):
-    with pytest.raises(IndexError, match="there is no neuron 512: give 0 to 511"):
+    with pytest.raises(IndexError, match="there is no neuron 512; pass 0 to 511"):
         found.cards([512])
     with pytest.raises(ValueError, match="cards: there is no neuron to show"):
         found.cards([])

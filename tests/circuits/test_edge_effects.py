@@ -10,8 +10,8 @@ import qkv
 from models.small_models import CONFIGS
 from qkv.circuits import discover, edges, path
 from qkv.circuits._edge_effects import _correlation
-from qkv.circuits._patching import pair_of
-from qkv.circuits._residual import Residual
+from qkv.circuits._pairs import read_pairs
+from qkv.circuits._residual import streams_of
 from qkv.models.families import design_of
 from qkv.models.files.names import Storage
 from qkv.models.network.design import Attention
@@ -137,7 +137,8 @@ def test_a_circuit_by_hand():
     assert found.nodes == ["embed", "attn.0.0", "logits"]
     for count, expected in ((2, 3 / 4), (1, 0), (0, 0), (9, 1)):
         found = discover(model, **TWO, edges=count)
-        assert len(found.edges) == count
+        # one edge alone is not a path
+        assert len(found.edges) == (0 if count == 1 else count)
         assert found.faithfulness == pytest.approx(expected)
 
 
@@ -266,8 +267,8 @@ def test_edges_are_exact_wherever_the_texts_differ(small, kind, place, clean, co
 @pytest.mark.parametrize("tokens", [1, 12, 25])
 def test_edges_do_not_depend_on_the_batch_size(small, monkeypatch, tokens):
     expected = edges(small("gpt2"), CLEAN, CORRUPTED, metric=LOGIT)
-    for place in ("qkv.circuits._residual", "qkv.circuits._patching"):
-        monkeypatch.setattr(f"{place}.TOKENS", tokens)
+    for place in ("qkv.circuits._residual", "qkv.circuits._pairs"):
+        monkeypatch.setattr(f"{place}.MOST_POSITIONS", tokens)
     found = edges(small("gpt2"), CLEAN, CORRUPTED, metric=LOGIT)
     assert [e[:2] for e in found.edges[:20]] == [e[:2] for e in expected.edges[:20]]
     for edge in expected.edges:
@@ -277,7 +278,8 @@ def test_edges_do_not_depend_on_the_batch_size(small, monkeypatch, tokens):
 @pytest.mark.parametrize("kind", ["gpt2", "gpt_oss", "parallel"])
 def test_nothing_below_a_receiver_is_computed_again(small, monkeypatch, kind):
     """After both runs, `effects` runs layer 1 only for receivers in layer 1, and never layer 0."""
-    stream = Residual(pair_of(small(kind), (CLEAN, CORRUPTED), "resid_pre", LOGIT))
+    stream = next(streams_of(read_pairs(small(kind), CLEAN, CORRUPTED, LOGIT)))[0]
+    assert len(stream.clean) == 2
     ran = []
     for name in ("_project", "_attend", "_mlp"):
         one = getattr(stream, name)
@@ -290,6 +292,34 @@ def test_nothing_below_a_receiver_is_computed_again(small, monkeypatch, kind):
         ran.clear()
         stream.effects({name: np.arange(3)})
         assert set(ran) == layers, name
+
+
+@pytest.mark.parametrize("method", ["exact", "eap"])
+@pytest.mark.parametrize("positions", [None, {"two": 2, "four": 4}])
+def test_only_some_edges_are_scored(small, method, positions):
+    model = small("gpt2")
+    options = {"metric": LOGIT, "method": method, "positions": positions}
+    whole = edges(model, [CLEAN, CLEAN[::-1]], [CORRUPTED, CORRUPTED[::-1]], **options)
+    at = "@two" if positions else ""
+    some = [*whole.edges[3:9], (f"embed{at}", f"attn.1.0.q{at}")]
+    found = edges(model, [CLEAN, CLEAN[::-1]], [CORRUPTED, CORRUPTED[::-1]], **options, only=some)
+    assert {edge[:2] for edge in found.edges} == {tuple(edge[:2]) for edge in some}
+    assert len(found.edges) == len({tuple(edge[:2]) for edge in some})
+    for edge in found.edges:
+        np.testing.assert_allclose(edge.score, whole.score(*edge[:2]), rtol=0, atol=1e-12)
+    for wrong, error, words in (
+        ([], ValueError, "`only` is empty; pass at least one edge"),
+        ([f"mlp.0{at}"], TypeError, r"`only` has 'mlp.0.*'; pass pairs \(sender, receiver\)"),
+        ([(f"mlp.9{at}", f"logits{at}")], KeyError, "only: 'mlp.9' is unknown; the nearest"),
+        ([(f"mlp.1{at}", f"mlp.0{at}")], ValueError, "mlp.0 does not read mlp.1, which the mo"),
+        (
+            [("mlp.0@x", "logits@x")],
+            ValueError,
+            "edge from mlp.0@x to logits@x; choose two ends at the same",
+        ),
+    ):
+        with pytest.raises(error, match=words):
+            edges(model, CLEAN, CORRUPTED, **options, only=wrong)
 
 
 def test_paths_by_way_of_several_receivers(small):
@@ -385,12 +415,12 @@ ABOUT = {"clean": CLEAN, "corrupted": CORRUPTED, "metric": LOGIT}
             edges,
             {"method": "eap", "metric": difference},
             TypeError,
-            "`metric` is a function, which",
+            "`metric` is a function, whose",
         ),
-        (edges, {"metric": 3}, TypeError, r"`metric` is 3: give \(position, token\)"),
+        (edges, {"metric": 3}, TypeError, r"`metric` is 3; pass \(position, token\)"),
         (edges, {"metric": lambda logits: logits}, ValueError, "`metric` returned an array"),
         (edges, {"corrupted": CLEAN[1:]}, ValueError, "`clean` has 6 tokens and `corrupted` has 5"),
-        (edges, {"clean": [CLEAN, CLEAN]}, ValueError, "`clean` is a list of 2 texts: give one"),
+        (edges, {"clean": [CLEAN, CLEAN]}, ValueError, "`clean` has 2 texts and `corrupted` has 1"),
         (
             path,
             {"sender": "mlp.7"},
@@ -408,25 +438,25 @@ ABOUT = {"clean": CLEAN, "corrupted": CORRUPTED, "metric": LOGIT}
             path,
             {"receivers": 3},
             TypeError,
-            r"`receivers` is 3: give names, for example \['mlp\.3'\]",
+            r"`receivers` is 3; pass names, for example \['mlp\.3'\]",
         ),
-        (path, {"receivers": [3]}, TypeError, "receivers: 3 is not a name: give names"),
+        (path, {"receivers": [3]}, TypeError, "receivers: 3 is not a name; pass names"),
         (path, {"receivers": []}, ValueError, "`receivers` is empty"),
         (path, {"sender": "mlp.1", "receivers": "mlp.0"}, ValueError, "mlp.0 does not read mlp.1"),
-        (path, {"sender": 1}, TypeError, "sender: 1 is not a name: give names"),
+        (path, {"sender": 1}, TypeError, "sender: 1 is not a name; pass names"),
         (
             discover,
             {},
             ValueError,
-            r"give either `threshold` \(the smallest absolute score\) or `edges`",
+            r"pass either `threshold` \(the smallest absolute score\) or `edges`",
         ),
         (
             discover,
             {"threshold": 1, "edges": 2},
             ValueError,
-            r"give either `threshold` \(the smallest",
+            r"pass either `threshold` \(the smallest",
         ),
-        (discover, {"threshold": -1}, ValueError, "`threshold` is -1: give a non-negative number"),
+        (discover, {"threshold": -1}, ValueError, "`threshold` is -1; pass a non-negative number"),
         (discover, {"threshold": math.nan}, ValueError, "`threshold` is nan"),
         (discover, {"threshold": "x"}, TypeError, "threshold"),
         (discover, {"edges": 1.5}, TypeError, "edges"),
@@ -435,13 +465,13 @@ ABOUT = {"clean": CLEAN, "corrupted": CORRUPTED, "metric": LOGIT}
             discover,
             {"edges": 10**6},
             ValueError,
-            "`edges` is 1000000, but .* has only 75 edges: give",
+            "`edges` is 1000000, but .* has only 75 edges; pass",
         ),
         (
             discover,
             {"edges": 3, "corrupted": CLEAN},
             ValueError,
-            "in the clean and in the corrupted run, so",
+            "in both the clean and the corrupted run, so",
         ),
     ],
 )
@@ -466,7 +496,7 @@ def test_models_without_a_residual_stream_of_sums(small, call):
         ValueError, match=f"^{call.__name__}: .* has no head, so it cannot predict words"
     ):
         call(small("headless"), **ABOUT, **more)
-    with pytest.raises(TypeError, match=f"^{call.__name__}: `model` is str: give a model"):
+    with pytest.raises(TypeError, match=f"^{call.__name__}: `model` is str; pass a model"):
         call("gpt2", **ABOUT, **more)
 
 
@@ -483,6 +513,9 @@ def test_half_precision_supports_only_exact_edges(small):
 
 class Known:
     """A stream with known exact scores."""
+
+    def at(self, place):
+        return self
 
     def __init__(self, exact):
         self.exact, self.asked = exact, 0
@@ -502,8 +535,10 @@ def test_sampled_edges_are_weighted_by_the_number_they_represent():
     estimates, exact = rng.choice([-1.0, 1.0], 5100), np.zeros(5100)
     estimates[100:] = exact[100:] = rng.choice([-0.3, 0.3], 5000)
     order = rng.permutation(5100)
-    scores, truth = ({"a": x[order][:3000], "b": x[order][3000:]} for x in (estimates, exact))
-    stream = Known(truth)
+    stream = Known({"a": exact[order][:3000], "b": exact[order][3000:]})
+    every = [("a", number, "") for number in range(3000)]
+    every += [("b", number, "") for number in range(2100)]
     expected = math.sqrt(5000 * 0.3**2 / (100 + 5000 * 0.3**2))
-    assert _correlation(stream, scores) == pytest.approx(expected, abs=0.01)
+    found = _correlation(estimates[order][None], every, lambda which: [stream])
+    assert found == pytest.approx(expected, abs=0.01)
     assert stream.asked == 200

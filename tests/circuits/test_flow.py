@@ -76,9 +76,9 @@ def test_invalid_traces_layers_and_models_are_refused(small):
     odd = qkv.Trace({"blocks.0.attn.hook_pattern": np.ones((1, 1, 2, 3)) / 3})
     with pytest.raises(ValueError, match="layer 0 has 2 queries and 3 keys"):
         rollout(odd)
-    with pytest.raises(ValueError, match="value_weighted: there is no layer 2: give 0 to 1"):
+    with pytest.raises(ValueError, match="value_weighted: there is no layer 2; pass 0 to 1"):
         value_weighted(trace, 2)
-    with pytest.raises(TypeError, match="value_weighted: layer is '1': give a whole number"):
+    with pytest.raises(TypeError, match="value_weighted: layer is '1'; pass a whole number"):
         value_weighted(trace, "1")
     with pytest.raises(KeyError, match=r"value_weighted: `trace` has no \('v', 0\)"):
         value_weighted(model.trace(IDS, names="pattern"), 0)

@@ -63,7 +63,7 @@ def test_a_baseline_may_be_a_token(small, monkeypatch):
     model = small("bert")
     rows = np.repeat(model.parameters["embed.weight"][[9]], len(IDS), 0)
     expected = integrated_gradients(model, IDS, of=OF, baseline=rows)
-    monkeypatch.setattr(module, "TOKENS", 3 * len(IDS))  # three steps at once
+    monkeypatch.setattr(module, "MOST_POSITIONS", 3 * len(IDS))  # three steps at once
     found = integrated_gradients(model, IDS, of=OF, baseline=9)
     np.testing.assert_allclose(found, expected, atol=1e-12)
     assert not found[3].any()  # its token is the baseline
@@ -90,16 +90,16 @@ def test_too_few_steps_give_a_warning(small):
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"text": [[3, 7], [1, 9]]}, ValueError, "text is a list of 2 texts: give one"),
+        ({"text": [[3, 7], [1, 9]]}, ValueError, "text is a list of 2 texts; pass one"),
         ({"of": (9, 1)}, ValueError, "`of` has position 9"),
-        ({"of": 3}, TypeError, r"`of` is 3: give \(position, token\)"),
+        ({"of": 3}, TypeError, r"`of` is 3; pass \(position, token\)"),
         ({"steps": 0}, ValueError, "steps"),
         ({"baseline": 10**6}, ValueError, "there is no token 1000000"),
         ({"baseline": "king"}, ValueError, "'king' is not in the vocabulary"),
         (
             {"baseline": [1, 2]},
             TypeError,
-            r"`baseline` is .*: give a token, or floats of shape \(12,\)",
+            r"`baseline` is .*; pass a token, or floats of shape \(12,\)",
         ),
         ({"baseline": np.ones(3)}, ValueError, r"shape \(3,\) and the embeddings have \(6, 12\)"),
     ],

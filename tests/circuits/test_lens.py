@@ -74,9 +74,9 @@ def test_unsupported_models_and_traces_are_refused(small):
         logit_lens(small("t5"), trace)
     with pytest.raises(ValueError, match=r"logit_lens: .* reads images"):
         logit_lens(small("vit"), trace)
-    with pytest.raises(TypeError, match=r"logit_lens: `model` is str: give a model"):
+    with pytest.raises(TypeError, match=r"logit_lens: `model` is str; pass a model"):
         logit_lens("gpt2", trace)
-    with pytest.raises(TypeError, match=r"logit_lens: `trace` is dict: give a trace"):
+    with pytest.raises(TypeError, match=r"logit_lens: `trace` is dict; pass a trace"):
         logit_lens(model, dict(trace))
     with pytest.raises(
         ValueError, match=r"`trace` has 1 layers and .* has 2: trace the text with this"

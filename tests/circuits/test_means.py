@@ -116,6 +116,60 @@ def test_a_b_c_a_by_hand() -> None:
     agree(found, {name: np.full((2, 2), value) for name, value in wanted.items()})
 
 
+@pytest.mark.parametrize(
+    ("skip", "expected"),
+    [
+        ("first", {"previous": 7 / 23, "next": 0.0, "same": 0.0, "first": 0.0, "induction": 1 / 3}),
+        (("first", "self"), {"previous": 7 / 10, "last": 0.0, "induction": 1 / 2}),
+        ("self", {"first": 13 / 23, "previous": 13 / 23, "same": 3 / 23, "induction": 1 / 3}),
+    ],
+)
+def test_skipped_keys_by_hand(skip: Any, expected: dict[str, float]) -> None:
+    """Rows are 1; 1/2 1/2; 1/3 1/3 1/3; 1/4 1/4 1/4 1/4.
+
+    Without the first key, they sum to 0, 1/2, 2/3, 3/4; without the query too, to 0, 0, 1/3, 2/4.
+    """
+    found = head_scores(uniform(), [[5, 6, 7, 5]], list(expected), skip=skip)
+    agree(found, {name: np.full((2, 2), value) for name, value in expected.items()})
+
+
+def test_a_pattern_of_ones_own_equals_plain_loops(bert: qkv.Model) -> None:
+    patterns = {
+        "far": lambda ids: np.abs(ids[:, None] - ids) / 9,
+        "none": lambda ids: np.zeros([len(ids)] * 2),
+    }
+    for skip in ((), ("first",), ("first", "self")):
+        sums, counts = np.zeros((2, 3)), np.zeros((2, 3))
+        for text in TEXTS:
+            trace = bert.trace(text)
+            ids, weights = np.array(trace.ids), np.array([x[0] for x in trace.attentions])
+            kept = np.ones([len(ids)] * 2)
+            kept[:, 0] -= "first" in skip
+            kept -= np.eye(len(ids)) * ("self" in skip)
+            kept = np.maximum(kept, 0)
+            sums += np.einsum("lhqk,qk,qk->lh", weights, kept, np.abs(ids[:, None] - ids) / 9)
+            counts += np.einsum("lhqk,qk->lh", weights, kept)
+        found = head_scores(bert, TEXTS, patterns, skip=skip)
+        agree(found, {"far": sums / counts, "none": np.zeros((2, 3))})
+        assert found["far"].title == "far"
+
+
+def test_invalid_patterns_and_skips_are_refused(bert: qkv.Model) -> None:
+    for of, skip, message in (
+        (
+            {"flat": lambda ids: np.ones(len(ids))},
+            (),
+            r"the pattern 'flat' has shape \(8,\) for a text of 8",
+        ),
+        ({}, (), "`of` is empty"),
+        (NAMES, "last", "`skip` is 'last'; choose among first, self"),
+        (["entropy"], "first", "`of` has 'entropy', which needs all weights"),
+    ):
+        with pytest.raises(ValueError, match=f"^head_scores: {message}"):
+            head_scores(bert, TEXTS[:1], of, skip=skip)
+    assert "entropy" not in head_scores(bert, TEXTS, skip="self")
+
+
 def test_a_token_behind_its_own_copy_follows_that_copy() -> None:
     # query 1 has the weight 1/2 on key 1; query 2 has 1/3 on key 1 and 1/3 on key 2
     found = head_scores(uniform(), [[5, 5, 5]], "induction")
@@ -257,7 +311,7 @@ def test_invalid_texts_are_refused(bert: qkv.Model) -> None:
         head_scores(bert, ["the", "cat", 3])
     with pytest.raises(ValueError, match=r"head_scores: there is no token 30: the ids run"):
         head_scores(bert, ["the", [1, 30]])
-    with pytest.raises(ValueError, match=r"head_scores: text 1 has 17 ids: give 1 to 16"):
+    with pytest.raises(ValueError, match=r"head_scores: text 1 has 17 ids; pass 1 to 16"):
         head_scores(bert, ["the", [1] * 17])
     with pytest.raises(TypeError, match="head_scores: text 1 is float64"):
         head_scores(bert, ["the", [0.5]])
@@ -279,7 +333,7 @@ def test_encoder_decoders_and_image_models_are_refused(
 
 
 def test_a_name_in_place_of_a_model_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"head_scores: `model` is str: give a model"):
+    with pytest.raises(TypeError, match=r"head_scores: `model` is str; pass a model"):
         head_scores("minilm", TEXTS)  # type: ignore[arg-type]
 
 
@@ -357,21 +411,21 @@ def test_models_that_cannot_be_compared(small, tmp_path):
     with pytest.raises(TypeError, match="diff: `model` is str"):
         diff(model, "gpt2", IDS)
     with pytest.raises(
-        ValueError, match=r"diff: .* has 2 layers and .* 1: give models of the same"
+        ValueError, match=r"diff: .* has 2 layers and .* 1; pass models of the same"
     ):
         diff(model, qkv.load("random"), IDS)
-    with pytest.raises(ValueError, match=r"the blocks of .* and .* have different parts: give mod"):
+    with pytest.raises(ValueError, match=r"the blocks of .* and .* have different parts; pass mod"):
         diff(small("parallel"), model, IDS)
     wide = {**CONFIGS["gpt2"], "vocab_size": 31}
     wide = qkv.load(str(write_small(tmp_path / "wide", wide)), dtype="float64")
     with pytest.raises(ValueError, match=r"has 30 words and .* 31"):
         diff(model, wide, IDS)
-    with pytest.raises(ValueError, match="diff: the texts hold no token: give a text"):
+    with pytest.raises(ValueError, match="diff: the texts contain no tokens; pass a text"):
         diff(model, model, [])
     other = moved(model)
     other.max_seq_length = 4
     with pytest.raises(
         ValueError,
-        match=r"splits text 0 into 8 tokens, but .* into 4 different tokens: give",
+        match=r"splits text 0 into 8 tokens, but .* into 4 different tokens; pass",
     ):
         diff(model, other, ["the cat sat on the mat"])

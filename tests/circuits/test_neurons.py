@@ -9,7 +9,9 @@ from qkv.circuits import SAE, scan
 from qkv.circuits._scanning import Best
 
 rng = np.random.default_rng(0)
-TEXTS = [rng.integers(4, 30, size).tolist() for size in (5, 1, 8, 3, 8, 2, 6, 4, 7, 5, 9)]
+# The first tokens differ: after equal tokens, activations of decoders differ only by rounding.
+SIZES = (5, 1, 8, 3, 8, 2, 6, 4, 7, 5, 9)
+TEXTS = [[4 + n, *rng.integers(4, 30, size - 1).tolist()] for n, size in enumerate(SIZES)]
 
 
 def plain(arrays):
@@ -129,7 +131,11 @@ def test_invalid_arguments_are_refused(small):
         yield ""
 
     for of, error, words in (
-        ("post", ValueError, "`of` is 'post', which means 2 activations: give one layer, as"),
+        (
+            "post",
+            ValueError,
+            "`of` is 'post', which names 2 activations; pass one of them, such as",
+        ),
         (
             ("pattern", 0),
             ValueError,
@@ -140,7 +146,7 @@ def test_invalid_arguments_are_refused(small):
         (
             SAE(np.eye(12), np.eye(12)),
             ValueError,
-            "`of` is <SAE.* has no activation name: set its attribute, for example sae.at",
+            "`of` is <SAE.* has no activation name: set its attribute `at`, for example sae.at",
         ),
     ):
         with pytest.raises(error, match=words):
@@ -149,12 +155,33 @@ def test_invalid_arguments_are_refused(small):
         scan(model, texts(), of=("post", 0), top=0)
     with pytest.raises(TypeError, match="scan: `model` is str"):
         scan("gpt2", texts(), of=("post", 0))
-    with pytest.raises(ValueError, match="scan: the texts hold no token: give a text"):
+    with pytest.raises(ValueError, match="scan: the texts contain no tokens; pass a text"):
         scan(model, [], of=("post", 0))
     with pytest.raises(ValueError, match=r"scan: .* reads images"):
         scan(small("vit"), texts(), of=("post", 0))
     found = scan(model, TEXTS, of=("post", 0))
-    with pytest.raises(IndexError, match=f"there is no neuron {len(found)}: give 0 to"):
+    with pytest.raises(IndexError, match=f"there is no neuron {len(found)}; pass 0 to"):
         found.examples(len(found))
-    with pytest.raises(TypeError, match=r"examples: .* is 0\.5: give a whole number"):
+    with pytest.raises(TypeError, match=r"examples: .* is 0\.5; pass a whole number"):
         found.examples(0.5)
+
+
+def test_a_negative_scan_finds_the_most_negative_activations(small):
+    model = small("llama")
+    arrays = [model.trace(ids, names="post")["post", 1][0].astype(np.float64) for ids in TEXTS]
+    found = scan(model, TEXTS, of=("post", 1), top=4, negative=True)
+    best, _, mean = plain([-array for array in arrays])
+    np.testing.assert_allclose(found.mean, -mean, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(found.density, (np.concatenate(arrays) < 0).mean(0), atol=1e-15)
+    for unit, entries in enumerate(best):
+        examples = found.examples(unit)
+        assert [(x.number, x.position) for x in examples] == [entry[1:] for entry in entries[:4]]
+        for example, (value, number, position) in zip(examples, entries, strict=False):
+            assert value < 0
+            np.testing.assert_allclose(example.value, value, rtol=0, atol=1e-12)
+            np.testing.assert_allclose(example.activations, arrays[number][:, unit], atol=1e-12)
+            assert example.activations[position] == example.value
+        assert found.largest[unit] == (examples[0].value if examples else 0)
+    card = str(found.cards(top=1))
+    assert "below 0 at" in card
+    assert "above 0" not in card

@@ -96,10 +96,10 @@ def test_the_metric_may_be_at_a_middle_position(small):
 def test_patches_do_not_depend_on_the_batch_size(small, monkeypatch, at):
     model = small("llama")
     expected = patch(model, CLEAN, CORRUPTED, at=at, metric=LOGIT)
-    monkeypatch.setattr(module, "TOKENS", 12)  # two texts
+    monkeypatch.setattr(module, "MOST_POSITIONS", 12)  # two texts
     found = patch(model, CLEAN, CORRUPTED, at=at, metric=LOGIT)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
-    monkeypatch.setattr(module, "TOKENS", 1)
+    monkeypatch.setattr(module, "MOST_POSITIONS", 1)
     found = patch(model, CLEAN, CORRUPTED, at=at, metric=difference)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
@@ -169,7 +169,7 @@ def test_attribution_patches_equal_slopes_of_the_metric(small, kind, at):
         (
             {"clean": CLEAN[:4]},
             ValueError,
-            "`clean` has 4 tokens and `corrupted` has 6: give texts",
+            "`clean` has 4 tokens and `corrupted` has 6; pass texts",
         ),
         ({"clean": [CLEAN, CLEAN]}, ValueError, "`clean` .* 2 texts"),
         (
@@ -181,13 +181,13 @@ def test_attribution_patches_equal_slopes_of_the_metric(small, kind, at):
         (
             {"metric": (6, 1)},
             ValueError,
-            "`metric` has position 6 and the text has 6 tokens: give -6",
+            "`metric` has position 6, but the text has 6 tokens; pass -6",
         ),
         ({"metric": (0, 30)}, ValueError, "no token 30: the ids run from 0 to 29"),
         ({"metric": (0, "dogs")}, ValueError, "'dogs' is 2 tokens of"),
-        ({"metric": (0, 0.5)}, TypeError, r"`metric` has the token 0\.5: give an id"),
-        ({"metric": "cat"}, TypeError, r"`metric` is 'cat': give \(position, token\)"),
-        ({"metric": (0, 1, 2, 3)}, TypeError, r"`metric` is \(0, 1, 2, 3\): give \(pos"),
+        ({"metric": (0, 0.5)}, TypeError, r"`metric` has the token 0\.5; pass an id"),
+        ({"metric": "cat"}, TypeError, r"`metric` is 'cat'; pass \(position, token\)"),
+        ({"metric": (0, 1, 2, 3)}, TypeError, r"`metric` is \(0, 1, 2, 3\); pass \(pos"),
         ({"corrupted": CLEAN, "normalize": True}, ValueError, "cannot be normalized: omit no"),
         ({"model": "gpt2"}, TypeError, "`model` is str"),
     ],
@@ -213,7 +213,7 @@ def test_unsupported_models_and_invalid_metrics_are_refused(small):
     with pytest.raises(TypeError, match=r"patch: `metric` returned None: return one number"):
         with_metric(lambda logits: None)
     with pytest.raises(
-        TypeError, match=r"attribution_patch: `metric` is a function, .* call patch"
+        TypeError, match=r"attribution_patch: `metric` is a function, .* exactly \(patch"
     ):
         attribution_patch(model, CLEAN, CORRUPTED, at="z", metric=difference)
     with pytest.raises(

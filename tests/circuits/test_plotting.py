@@ -275,7 +275,12 @@ def test_shares_are_drawn_on_one_scale_and_summed(results: dict[str, Any]) -> No
     shares = results["shares"]
     view = plot(shares)
     total = shares["embed"] + shares["heads"].sum() + shares["mlp"].sum() + shares["bias"]
-    assert view.sentence == f"The parts sum to {total:.3f} (share of the logit)."
+    assert view.sentence == f"The contributions sum to {total:.3f}."
+    # the MLPs' contributions contain those of their neurons
+    neurons = result_of(np.ones((2, 3)), "layer", "neuron", of="contribution")
+    assert plot(shares | {"neurons": neurons}).sentence == view.sentence
+    two = {"one": shares["heads"], "other": shares["heads"]}
+    assert plot(two).sentence == "one, other, by layer and head."
     shown = texts(view)
     assert shown[shown.index("embed") + 1] == f"{shares['embed']:z.3f}"
     assert shown[shown.index("mlp layer 1") + 1] == f"{shares['mlp'][1]:z.3f}"
@@ -350,16 +355,17 @@ def test_a_part_of_a_result_is_drawn_by_its_names() -> None:
             TypeError,
             r"`result` is Result \(1, 1\), without ",
         ),
-        (lambda: result_of([["a"]], "a", "b").to_xarray(), TypeError, "a DataArray of <U1: give"),
-        (lambda: SimpleNamespace(nodes=["a"], edges=[("a", "a")]), TypeError, "SimpleNamespace: "),
-        (lambda: "lens", TypeError, "`result` is str: give a result of qkv.circuits"),
-        (lambda: {"heads": [1.0]}, TypeError, "`result` is list: give a result"),
-        (dict, ValueError, "`result` is an empty dict: give a dict with results"),
-        (lambda: result_of(np.ones((2, 0)), "layer", "head"), ValueError, r"is empty, \(2, 0\)"),
+        (lambda: result_of([["a"]], "a", "b").to_xarray(), TypeError, "a DataArray of <U1; pass"),
+        (lambda: SimpleNamespace(nodes=["a"], edges=[("a", "a")]), TypeError, "SimpleNamespace; "),
+        (lambda: "lens", TypeError, "`result` is str; pass a result of qkv.circuits"),
+        (lambda: {"heads": [1.0]}, TypeError, "`result` is list; pass a result"),
+        (dict, ValueError, "`result` is an empty dict; pass a dict with results"),
+        (lambda: result_of(np.ones((2, 0)), "layer", "head"), ValueError,
+         r"has shape \(2, 0\), so it is empty"),
         (lambda: graph_of(1, 1, [Edge("embed", "attn.3.0.q", 1.0)]), ValueError,
-         r"the edge embed → attn.3.0.q joins attn.3.0, which is not among the 4 nodes"),
+         r"the edge embed → attn.3.0.q has the end attn.3.0, which is not among the 4 nodes"),
         (lambda: SimpleNamespace(nodes=["neuron.3"], edges=[]), ValueError,
-         r"has a node 'neuron.3': nodes are embed, attn.LAYER.HEAD, mlp.LAYER and logits"),
+         r"has the node 'neuron.3'; use the names embed, attn.LAYER.HEAD, mlp.LAYER and logits"),
         (lambda: SimpleNamespace(nodes=[], edges=[]), ValueError, "the graph has no nodes"),
     ],
 )  # fmt: skip

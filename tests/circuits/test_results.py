@@ -22,6 +22,7 @@ from qkv.circuits import (
     scan_heads,
     value_weighted,
 )
+from qkv.circuits.results import mean_of_pairs
 
 IDS, OTHERS = [3, 7, 1, 9], [3, 7, 8, 9]
 VALUES = np.array([[1.0, -2.0, 3.0], [0.5, 0.0, 4.0]])
@@ -128,16 +129,116 @@ def test_a_result_is_the_array_in_all_but_its_names(result: Result) -> None:
     assert isinstance(result, np.ndarray)
     assert repr(result) == repr(VALUES)
     assert str(result) == str(VALUES)
-    made = [result + 1, result - result, -result, result[0], result[result > 1], result.mean(0)]
-    made += [np.sqrt(abs(result)), result @ result.T, np.concatenate([result, result]), result == 1]
-    assert {type(one) for one in made} == {np.ndarray}
+    made = [result + 1, result - result, -result, result[0], result[:, [True, False, True]]]
+    made += [result.mean(0), np.mean(result, 0), np.sqrt(abs(result)), result == 1, *result]
+    assert {type(one) for one in made} == {Result}
+    plain = [result[result > 1], result @ result.T, np.concatenate([result, result])]
+    plain += [result[None], result[[0, 1], [0, 2]], result[0:1, :, None], np.cumsum(result)]
+    plain += [result.ravel()[1:], result.ravel().argsort()[::-1], result.T[0]]
+    assert {type(one) for one in plain} == {np.ndarray}
     assert {type(one) for one in (result.sum(), result.max(), result[0, 1])} == {np.float64}
     np.testing.assert_array_equal(result.T + 1, VALUES.T + 1)
-    assert [type(row) for row in result] == [np.ndarray, np.ndarray]
     changed = result
     changed += 1
     np.testing.assert_array_equal(changed, [[2, -1, 4], [1.5, 1, 5]])
     assert result.tolist() == changed.tolist()  # changed in place, as in NumPy
+
+
+def named(found: Result) -> tuple[object, ...]:
+    return found.axes, dict(found.words), dict(found.places)
+
+
+HEADS = {"head": ["a", "b", "c"]}
+
+
+@pytest.mark.parametrize(
+    ("key", "names"),
+    [
+        (1, (("head",), HEADS, {})),
+        (-1, (("head",), HEADS, {})),
+        (slice(1, None), (("layer", "head"), HEADS, {"layer": [1]})),
+        (slice(None), (("layer", "head"), HEADS, {})),
+        ((slice(None), 2), (("layer",), {}, {})),
+        ((..., 2), (("layer",), {}, {})),
+        ((0, slice(None, None, 2)), (("head",), {"head": ["a", "c"]}, {"head": [0, 2]})),
+        ((slice(None), [2, 0]), (("layer", "head"), {"head": ["c", "a"]}, {"head": [2, 0]})),
+        (
+            (..., np.array([False, True, True])),
+            (("layer", "head"), {"head": ["b", "c"]}, {"head": [1, 2]}),
+        ),
+    ],
+    ids=str,
+)
+def test_an_index_keeps_the_names_of_the_axes_that_are_left(result: Result, key, names) -> None:
+    found = result[key]
+    assert named(found) == names
+    assert (found.of, found.title, found.ground) == ("metric", "made", 0.25)
+    np.testing.assert_array_equal(found, VALUES[key])
+
+
+def test_an_index_of_a_part_gives_the_original_numbers(result: Result) -> None:
+    found = result[:, 1:][:, [1]]
+    assert named(found) == (("layer", "head"), {"head": ["c"]}, {"head": [2]})
+    assert found.to_xarray().coords["head"].values.tolist() == [2]
+    assert (result[:, 1:] - 1).places == {"head": [1, 2]}
+
+
+@pytest.mark.parametrize("axis", ["head", 1, -1, ("head",)])
+def test_a_mean_keeps_the_other_axes(result: Result, axis) -> None:
+    found = result.mean(axis)
+    assert (found.axes, found.of, found.ground) == (("layer",), "mean metric", 0.25)
+    np.testing.assert_array_equal(found, VALUES.mean(1))
+    assert found.mean("layer") == VALUES.mean(1).mean(0)
+    total = result.sum(axis)
+    assert (total.of, total.ground) == ("sum of metric", 0.75)
+    np.testing.assert_array_equal(result.std(axis), VALUES.std(1))
+    assert (result.max("layer").of, result.min("layer").of) == ("largest metric", "smallest metric")
+    np.testing.assert_array_equal(result.max("layer"), VALUES.max(0))
+    np.testing.assert_array_equal(result.min("layer"), VALUES.min(0))
+    with pytest.raises(
+        ValueError, match="mean: there is no axis 'token'; choose among layer, head"
+    ):
+        result.mean("token")
+
+
+def test_arithmetic_says_what_its_numbers_are(result: Result) -> None:
+    other = Result(VALUES * 2, ("layer", "head"), of="metric", title="other", ground=0.5)
+    for found, about in (
+        (result - other, ("metric", "made \N{MINUS SIGN} other", -0.25)),
+        (result + 1, ("metric", "made + 1", 1.25)),
+        (1 - result, ("metric", "1 \N{MINUS SIGN} made", 0.75)),
+        (-result, ("metric", "\N{MINUS SIGN}made", -0.25)),
+        (result * 2, ("number", "made \N{MULTIPLICATION SIGN} 2", 0.5)),
+        (result * other, ("number", "made \N{MULTIPLICATION SIGN} other", 0.0)),
+        (result - VALUES, ("metric", "made \N{MINUS SIGN} an array", 0.0)),
+        (np.sqrt(abs(result)), ("number", "sqrt(|made|)", 0.0)),
+    ):
+        assert (found.of, found.title, found.ground) == about
+        assert found.axes == ("layer", "head")
+    assert (result - other).words == HEADS  # only one of them has words
+    words = {"head": ["a", "b", "d"]}
+    assert (result - Result(VALUES, ("layer", "head"), of="metric", words=words)).words == {}
+    assert (result - result[0]).axes == ("layer", "head")
+    assert type(result[:, :2] - result[:, 0, None]) is Result
+    layers = Result(VALUES[0], ("layer",), of="metric")
+    assert type(result - layers) is np.ndarray  # an axis of heads, and an axis of layers
+
+
+def test_the_pairs_of_a_mean_follow_indices_and_differences() -> None:
+    values = np.random.default_rng(5).normal(size=(4, 2, 3))
+    one, other = (mean_of_pairs(x, ("layer", "head"), of="metric") for x in (values, values**2))
+    for found, expected in (
+        (one[1, 1:], values[:, 1, 1:]),
+        (one - other, values - values**2),
+        (one.mean("head"), values.mean(2)),
+        ((one - other).sum(0), (values - values**2).sum(1)),
+    ):
+        np.testing.assert_allclose(found.pairs, expected, atol=1e-15)
+        np.testing.assert_allclose(found, expected.mean(0), atol=1e-15)
+        assert found.pairs.axes == ("pair", *found.axes)
+    assert abs(one).pairs is None  # the mean of absolute values is another number
+    assert one.max("head").pairs is None
+    assert (one - VALUES).pairs is None
 
 
 @pytest.mark.parametrize("make", [np.transpose, np.copy, lambda x: x.copy(), lambda x: x.ravel()])
@@ -189,11 +290,13 @@ def test_score_finds_an_edge_by_sender_and_receiver():
             KeyError, match=r"there is no edge .*; the nearest receivers are .*attn\.0\.1\.q"
         ):
             GRAPH.score(*pair)
-    with pytest.raises(KeyError, match=r"no edge 3 to None; choose from logits, attn"):
+    with pytest.raises(KeyError, match=r"no edge from 3 to None; choose from logits, attn"):
         GRAPH.score(3, None)
-    with pytest.raises(KeyError, match=r"no edge 'mlp\.0' to 'logits'; logits reads attn\.0\.1"):
+    with pytest.raises(
+        KeyError, match=r"no edge from 'mlp\.0' to 'logits'; logits reads attn\.0\.1"
+    ):
         GRAPH.score("mlp.0", "logits")
-    with pytest.raises(KeyError, match=r"no edge 'embed' to 'logits'.$"):
+    with pytest.raises(KeyError, match=r"no edge from 'embed' to 'logits'.$"):
         Graph([], [], "exact", 0.0, 0.0).score("embed", "logits")
 
 

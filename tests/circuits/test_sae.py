@@ -206,6 +206,27 @@ def test_only_activations_above_an_sae_have_feature_gradients(small):
         model.gradient(IDS[0], of=(-1, 4), at=[at])
 
 
+def test_the_gradient_of_a_later_feature_by_earlier_features(small):
+    model, own = small("gpt2"), np.random.default_rng(2)
+    later = ("resid_post", 1)
+    edit = {SITE: made("standard", at=SITE), later: made("topk", at=later)}
+    weights = own.standard_normal((2, 6, N))
+    at = [("sae_acts_post", 0), "embed"]
+    found = model.gradient(IDS, of={("sae_acts_post", 1): weights}, at=at, edit=edit)
+    for name in at:
+        way, ends = own.standard_normal(found[name].shape), []
+        for step in (1e-6, -1e-6):
+            moved = {**edit, name: lambda x, change=step * way: x + change}
+            features = model.trace(IDS, edit=moved)["sae_acts_post", 1]
+            ends.append((weights * features)[0].sum() + (weights * features)[1, :3].sum())
+        slope = (ends[0] - ends[1]) / 2e-6
+        np.testing.assert_allclose((found[name] * way).sum(), slope, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match=r"has shape \(2, 6, 19\) .* whose shape is \(2, 6, 20\)"):
+        model.gradient(IDS, of={("sae_acts_post", 1): weights[..., 1:]}, edit=edit)
+    with pytest.raises(KeyError, match=r"there is no .*sae_acts_post"):
+        model.gradient(IDS, of={("sae_acts_post", 1): weights})
+
+
 def test_text_is_generated_with_it(small):
     model = small("gpt2")
     sae = made("topk", at=SITE)
@@ -294,12 +315,12 @@ def test_a_topk_folder_without_k_has_the_default_of_saelens(tmp_path):
     ("config", "arrays", "words"),
     [
         (
-            {"architecture": "transcoder"},
+            {"architecture": "temporal"},
             {},
-            "architecture is 'transcoder', which qkv does no",
+            "architecture is 'temporal', which qkv does not",
         ),
         ({"activation_fn": "tanh-relu"}, {}, "activation_fn is 'tanh-relu', which qkv does"),
-        ({"normalize_activations": "layer_norm"}, {}, "normalize_activations is 'layer_norm', whi"),
+        ({"normalize_activations": "whiten"}, {}, "normalize_activations is 'whiten', which"),
         ({"normalize_activations": True}, {}, "normalize_activations is True, which"),
         ({"hook_head_index": 3}, {}, "hook_head_index is 3, which"),
         (
@@ -320,15 +341,15 @@ def test_a_topk_folder_without_k_has_the_default_of_saelens(tmp_path):
             {},
             "rescale_acts_by_decoder_norm is 'true', which",
         ),
-        ({"d_in": 21}, {}, r"d_in is 21, but W_enc in .* has the shape \(12, 20\): the two"),
+        ({"d_in": 21}, {}, r"d_in is 21, but W_enc in .* has shape \(12, 20\): use two"),
         ({"d_sae": "20"}, {}, "d_sae is '20', but W_enc"),
         ({"architecture": "topk", "k": None}, {}, "k is missing, so the number of active"),
         ({"activation_fn": "topk"}, {}, "k is missing, so the number of active"),
         ({"architecture": "topk", "k": "3"}, {}, "k is '3'"),
         ({"architecture": "topk"}, {}, "k is 100"),
         ({"architecture": ["topk"]}, {}, r"architecture is \['topk'\], which"),
-        ({"metadata": ["x"]}, {}, r"metadata is \['x'\]: give an object"),
-        ({"hook_name": 7}, {}, "`at` is 7: give a full name"),
+        ({"metadata": ["x"]}, {}, r"metadata is \['x'\]: it must be an object"),
+        ({"hook_name": 7}, {}, "`at` is 7; pass the full name"),
         ({}, {"b_enc": B_ENC[1:]}, r"b_enc has shape \(19,\) and the encoder has"),
     ],
 )
@@ -342,7 +363,7 @@ def test_folders_that_are_refused(tmp_path, config, arrays, words):
 
 
 def test_incomplete_or_broken_folders_are_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"SAE.load: .* has no cfg.json: give a folder"):
+    with pytest.raises(FileNotFoundError, match=r"SAE.load: .* has no cfg.json; pass a folder"):
         SAE.load(tmp_path)
     (tmp_path / "cfg.json").write_text("{}")
     with pytest.raises(FileNotFoundError, match=r"has no sae_weights.safetensors"):
@@ -442,7 +463,7 @@ def test_training_on_a_model_is_the_same_each_time_and_counts_its_tokens(small):
     assert heads.dim == 12
     with pytest.warns(UserWarning, match=r"`texts` ended after 520 of 2,500 tokens, before the le"):
         SAE.train(model, iter(texts), **options)
-    with pytest.raises(ValueError, match=r"SAE.train: the texts hold no token: give a text"):
+    with pytest.raises(ValueError, match=r"SAE.train: the texts contain no tokens; pass a text"):
         SAE.train(model, [], **options)
 
 
@@ -487,28 +508,28 @@ def test_measures_on_texts(small):
         (
             lambda: SAE(np.ones(3), np.eye(3)),
             ValueError,
-            r"encoder has shape \(3,\): give \(D, n\)",
+            r"encoder has shape \(3,\); pass a matrix \(D, n\)",
         ),
-        (lambda: SAE(np.eye(3, dtype=int), np.eye(3)), TypeError, "W_enc is int64: give floats"),
+        (lambda: SAE(np.eye(3, dtype=int), np.eye(3)), TypeError, "W_enc is int64; pass floats"),
         (lambda: SAE(np.eye(3), np.eye(3), k=4), ValueError, "k is 4"),
         (lambda: SAE(np.eye(3), np.eye(3), k=1, threshold=np.ones(3)), ValueError, "topk and jump"),
         (lambda: SAE(np.eye(3), np.eye(3), b_gate=np.ones(3)), ValueError, "b_mag is missing: a g"),
         (
             lambda: SAE(np.eye(3), np.eye(3), at="resid_post"),
             ValueError,
-            "`at` is 'resid_post': give",
+            "`at` is 'resid_post'; pass",
         ),
         (
             lambda: SAE(np.eye(3), np.eye(3), at=("z", -1)),
             ValueError,
-            r"`at` is \('z', -1\): give a full",
+            r"`at` is \('z', -1\); pass the full",
         ),
         (
             lambda: made("topk").encode(np.ones((2, 5))),
             ValueError,
             r"SAE.encode: `x` has shape \(2, 5\) but <SAE: topk, 20 features of 12> takes",
         ),
-        (lambda: made("topk").encode([1, 2]), TypeError, "SAE.encode: x is int64: give floats"),
+        (lambda: made("topk").encode([1, 2]), TypeError, "SAE.encode: x is int64; pass floats"),
         (
             lambda: made("topk").decode(np.ones(3)),
             ValueError,
@@ -529,7 +550,7 @@ def test_invalid_models_and_sites_are_refused(small):
     with pytest.raises(TypeError, match=r"SAE.train: `model` is str"):
         SAE.train("gpt2", IDS, at=SITE, **options)
     with pytest.raises(
-        ValueError, match=r"SAE.train: `at` is 'resid_post', which means 2 activations"
+        ValueError, match=r"SAE.train: `at` is 'resid_post', which names 2 activations"
     ):
         SAE.train(model, IDS, at="resid_post", **options)
     with pytest.raises(
@@ -542,7 +563,7 @@ def test_invalid_models_and_sites_are_refused(small):
         SAE.train(model, IDS, at=SITE, features=8, k=9)
     with pytest.raises(
         ValueError,
-        match=r"SAE.evaluate: <SAE: topk.*> has no activation name: set its attribute, for "
+        match=r"SAE.evaluate: <SAE: topk.*> has no activation name: set its attribute `at`, for "
         r"example sae.at",
     ):
         made("topk").evaluate(model, IDS)

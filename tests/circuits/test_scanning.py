@@ -259,7 +259,7 @@ def test_invalid_arguments_are_refused_before_a_text_is_read(bert: qkv.Model) ->
         scan_heads(bert, texts(), top_k=0)
     with pytest.raises(TypeError, match=r"scan_heads: top_k is 1\.5"):
         scan_heads(bert, texts(), top_k=1.5)  # type: ignore[arg-type]  # what is tested
-    with pytest.raises(TypeError, match=r"scan_heads: `model` is str: give a model"):
+    with pytest.raises(TypeError, match=r"scan_heads: `model` is str; pass a model"):
         scan_heads("minilm", texts())  # type: ignore[arg-type]  # what is tested
 
 
@@ -277,7 +277,7 @@ def test_encoder_decoders_and_image_models_are_refused(
 def test_invalid_texts_are_refused(bert: qkv.Model) -> None:
     with pytest.raises(TypeError, match="scan_heads: text 2 is int, not a string"):
         scan_heads(bert, ["the", "cat", 3])
-    with pytest.raises(ValueError, match=r"scan_heads: text 1 has 17 ids: give 1 to 16"):
+    with pytest.raises(ValueError, match=r"scan_heads: text 1 has 17 ids; pass 1 to 16"):
         scan_heads(bert, ["the", [1] * 17])
     with pytest.raises(TypeError, match="scan_heads: `texts` is int"):
         scan_heads(bert, 3)  # type: ignore[arg-type]  # what is tested
@@ -289,9 +289,9 @@ def test_unknown_scores_layers_and_heads_are_refused(bert: qkv.Model) -> None:
         KeyError, match="examples: 'next' was not measured: choose among first, same"
     ):
         found.examples("next", 0, 0)
-    with pytest.raises(IndexError, match="examples: there is no layer 2: give 0 to 1"):
+    with pytest.raises(IndexError, match="examples: there is no layer 2; pass 0 to 1"):
         found.examples("first", 2, 0)
-    with pytest.raises(IndexError, match="examples: there is no head -4: give 0 to 2"):
+    with pytest.raises(IndexError, match="examples: there is no head -4; pass 0 to 2"):
         found.examples("first", 0, -4)
-    with pytest.raises(TypeError, match="examples: head is 'a': give a whole number"):
+    with pytest.raises(TypeError, match="examples: head is 'a'; pass a whole number"):
         found.examples("first", 0, "a")  # type: ignore[arg-type]  # what is tested

@@ -126,12 +126,14 @@ def test_a_batch_equals_single_texts(small, kind):
     trace = model.trace(texts)
     for asked in (of, (-1, 4)):
         found = attribute_logits(model, trace, asked, by="neuron")
-        assert found["heads"].shape == (3, model.num_layers, model.num_heads)
+        assert found["heads"].shape == (model.num_layers, model.num_heads)
         for number, ids in enumerate(texts):
             one = asked[number] if isinstance(asked, list) else asked
             alone = attribute_logits(model, model.trace(ids), one, by="neuron")
             for name, share in alone.items():
-                np.testing.assert_allclose(found[name][number], share, rtol=0, atol=1e-11)
+                np.testing.assert_allclose(found[name].pairs[number], share, rtol=0, atol=1e-11)
+        for share in found.values():
+            np.testing.assert_allclose(share, share.pairs.mean(0), rtol=0, atol=1e-12)
 
 
 def test_shares_of_an_edited_run_sum_to_its_logit(small):
@@ -154,15 +156,15 @@ def test_invalid_models_traces_and_arguments_are_refused(small):
         one = small(kind)
         with pytest.raises(ValueError, match=r"the LM head of .* has a layer before .* use a de"):
             attribute_logits(one, one.trace(IDS), (-1, 4))
-    with pytest.raises(ValueError, match="position 6 and the text has 6 tokens: give -6 to 5"):
+    with pytest.raises(ValueError, match="position 6, but the text has 6 tokens; pass -6 to 5"):
         attribute_logits(model, trace, (6, 4))
     with pytest.raises(ValueError, match="no token 30: the ids run from 0 to 29"):
         attribute_logits(model, trace, (0, 30))
     with pytest.raises(ValueError, match=r"attribute_logits: 'the cat' is 2 tokens of"):
         attribute_logits(model, trace, (0, "the cat"))
-    with pytest.raises(TypeError, match=r"attribute_logits: `of` has the token 0\.5: give an id"):
+    with pytest.raises(TypeError, match=r"attribute_logits: `of` has the token 0\.5; pass an id"):
         attribute_logits(model, trace, (0, 0.5))
-    said = r"attribute_logits: `by` is 'head': give 'neuron', or omit"
+    said = r"attribute_logits: `by` is 'head'; pass 'neuron', or omit"
     with pytest.raises(ValueError, match=said):
         attribute_logits(model, trace, (0, 4), by="head")
     with pytest.raises(
@@ -170,11 +172,16 @@ def test_invalid_models_traces_and_arguments_are_refused(small):
     ):
         attribute_logits(small("mixtral"), small("mixtral").trace(IDS), (0, 4), by="neuron")
     two = model.trace([IDS, IDS[:2]])
-    with pytest.raises(ValueError, match="`of` is a list of 3 for 2 texts: give one value for all"):
+    with pytest.raises(
+        ValueError,
+        match="`of` is a list of length 3, but there are 2 texts; pass one value for all",
+    ):
         attribute_logits(model, two, [(0, 4)] * 3)
-    with pytest.raises(ValueError, match="`of` of text 1 has position 2 and the text has 2 tokens"):
+    with pytest.raises(
+        ValueError, match="`of` of text 1 has position 2, but the text has 2 tokens"
+    ):
         attribute_logits(model, two, (2, 4))
-    with pytest.raises(TypeError, match=r"`of` is 4: give \(position, token\) or"):
+    with pytest.raises(TypeError, match=r"`of` is 4; pass \(position, token\) or"):
         attribute_logits(model, trace, 4)
     with pytest.raises(
         KeyError,
@@ -245,8 +252,9 @@ def test_shares_of_several_edited_texts(small):
     trace = model.trace(texts, logits=True, ablate=[(0, 1)], **edits)
     found = attribute_logits(model, trace, (-1, 11), by="neuron")
     logits = [trace[number]["logits"][0, -1, 11] for number in (0, 1)]
-    parts = [found["embed"], found["heads"].sum((1, 2)), found["mlp"].sum(1), found["bias"]]
-    np.testing.assert_allclose(sum(parts) + found["edit"], logits, rtol=1e-10)
-    assert not found["heads"][:, 0, 1].any()
+    each = {name: np.asarray(share.pairs) for name, share in found.items()}
+    parts = [each["embed"], each["heads"].sum((1, 2)), each["mlp"].sum(1), each["bias"]]
+    np.testing.assert_allclose(sum(parts) + each["edit"], logits, rtol=1e-10)
+    assert not each["heads"][:, 0, 1].any()
     trace = model.trace(IDS, hide=[1])
     assert attribute_logits(model, trace, (-1, 11))["edit"] == pytest.approx(0, abs=1e-12)

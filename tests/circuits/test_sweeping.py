@@ -107,13 +107,15 @@ def test_patching_many_pairs_equals_patching_each_alone(small, monkeypatch, at, 
 
     The baseline of a pair is the metric of its corrupted text.
     """
-    monkeypatch.setattr(module, "TOKENS", tokens)
+    monkeypatch.setattr(module, "MOST_POSITIONS", tokens)
     model = small("llama")
     metrics = [LOGIT, (3, 3), difference, (-2, 4, 9)]
     for normalize in (False, True):
         options = {"at": at, "by": by, "normalize": normalize}
-        found = patch(model, ONES, OTHERS, metric=metrics, **options)
+        mean = patch(model, ONES, OTHERS, metric=metrics, **options)
+        found = mean.pairs
         assert len(found) == 4
+        np.testing.assert_allclose(mean, np.nanmean(found, 0), rtol=0, atol=1e-12)
         for values, pair, metric in zip(found, PAIRS, metrics, strict=True):
             alone = patch(model, *pair, metric=metric, **options)
             width = alone.shape[-1]
@@ -124,45 +126,48 @@ def test_patching_many_pairs_equals_patching_each_alone(small, monkeypatch, at, 
 
 def test_one_metric_serves_all_pairs_and_a_list_of_one_counts_as_one_text(small):
     model = small("gpt2")
-    found = patch(model, ONES, OTHERS, at="z", metric=LOGIT)
+    found = patch(model, ONES, OTHERS, at="z", metric=LOGIT).pairs
     np.testing.assert_allclose(found[0], looped(model, "z", difference), rtol=0, atol=1e-11)
     alone = patch(model, [CLEAN], [CORRUPTED], at="z", metric=[LOGIT])
     assert alone.shape == found[0].shape
     arrays = patch(model, np.array(ONES[::3]), np.array(OTHERS[::3]), at="z", metric=LOGIT)
-    np.testing.assert_allclose(arrays, found[::3], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(arrays.pairs, found[::3], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"by": "head"}, "`by` is 'head', but 'resid_pre' has no axis of this kind: give 'posi"),
+        ({"by": "head"}, "`by` is 'head', but 'resid_pre' has no axis of this kind; pass 'posi"),
         (
             {"at": "z", "by": "neuron"},
-            "`by` is 'neuron', but 'z' .*: give 'position' or 'head'",
+            "`by` is 'neuron', but 'z' .*; pass 'position' or 'head'",
         ),
         (
             {"at": "post", "by": "head"},
-            "`by` is 'head', but 'post' .*: give 'position' or 'neuron'",
+            "`by` is 'head', but 'post' .*; pass 'position' or 'neuron'",
         ),
         ({"at": "z", "by": 1}, "`by` is 1, but 'z'"),
         ({"at": []}, "`at` is an empty list: choose among resid_pre, "),
         (
             {"at": ["mlp_out", "z"]},
-            r"the result for 'mlp_out' has axes \('pair', 'layer', 'token'\) and shape .*, but the "
+            r"the result for 'mlp_out' has axes \('layer', 'token'\) and shape .*, but the "
             "result for 'z' has axes",
         ),
-        ({"corrupted": OTHERS[:3]}, "`clean` has 4 texts and `corrupted` has 3: give equal"),
+        ({"corrupted": OTHERS[:3]}, "`clean` has 4 texts and `corrupted` has 3; pass the same"),
         (
             {"corrupted": OTHERS[::-1]},
-            "`clean` of pair 1 has 4 tokens and `corrupted` has 7: give texts",
+            "`clean` of pair 1 has 4 tokens and `corrupted` has 7; pass texts",
         ),
-        ({"metric": [LOGIT] * 3}, "`metric` is a list of 3 for 4 texts: give one value for all"),
+        (
+            {"metric": [LOGIT] * 3},
+            "`metric` is a list of length 3, but there are 4 texts; pass one value for all",
+        ),
         (
             {"metric": (1, 3), "normalize": True},
             r"`metric` of pair 0 is \S+ in the corrupted run and \S+ in the clean run, so the "
             "result cannot be norm",
         ),
-        ({"metric": (5, 1)}, "`metric` of pair 1 has position 5 and the text has 4 tokens"),
+        ({"metric": (5, 1)}, "`metric` of pair 1 has position 5, but the text has 4 tokens"),
     ],
 )
 def test_invalid_pairs_and_options_are_refused(small, given, words):

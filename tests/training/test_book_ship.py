@@ -18,7 +18,9 @@ from training.shares import in_words
 
 
 def test_without_a_run_there_is_nothing_to_ship(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"holds no run: make one with training\.book_enc"):
+    with pytest.raises(
+        FileNotFoundError, match=r"does not contain a run: make one with training\.book_enc"
+    ):
         book_ship.ship(tmp_path / "run", tmp_path, tmp_path / "place")
     assert not (tmp_path / "place").exists()
 
@@ -103,7 +105,7 @@ def test_a_run_ships_with_the_model_that_it_went_on_from() -> None:
     said = " ".join(book_ship._trained(shipped).split())
     assert "in 4 chained runs; the included weights are the mean" in said
     assert "of run 4 and of the previous model (itself the mean of runs 2 and 3)." in said
-    said = "shipped already contains the weights of fourth: give a model that was made without"
+    said = "shipped already contains the weights of fourth; pass a model that was made without"
     with pytest.raises(ValueError, match=said):
         book_ship._together(folders, [[*shipped, fourth], shipped])
 

@@ -122,7 +122,7 @@ def test_a_modified_or_missing_book_is_named(library: Path) -> None:
     with pytest.raises(ValueError, match=r"^books: C/Three\.md in .* has SHA-256 .*check out"):
         list(read(library))
     path.unlink()
-    with pytest.raises(ValueError, match=r"^books: .* has no C/Three\.md: give a whole clone$"):
+    with pytest.raises(ValueError, match=r"^books: .* has no C/Three\.md; pass a whole clone$"):
         list(read(library))
 
 
@@ -131,7 +131,7 @@ def test_an_unreadable_archive_is_named(tmp_path: Path, content: bytes | None) -
     path = tmp_path / "books.tar.xz"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"^books: .*books\.tar\.xz cannot be read .*give a clone"):
+    with pytest.raises(ValueError, match=r"^books: .*books\.tar\.xz cannot be read .*pass a clone"):
         list(read(path))
 
 

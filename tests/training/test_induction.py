@@ -133,7 +133,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     page = (run / "replay.html").read_text(encoding="utf-8")
     assert "weight on the token after an earlier occurrence of the same token" in page
     assert qkv.load(run).tokenize(induction.TEXT).tokens == induction.TEXT.split()
-    with pytest.raises(ValueError, match="holds a run"):
+    with pytest.raises(ValueError, match="contains a run"):
         induction.main(["-o", str(run), *small, "--steps", "4", "--snapshots", "2"])
     induction.main(["-o", str(run), *small, "--steps", "4", "--snapshots", "2", "--resume"])
 

@@ -123,7 +123,7 @@ def test_a_run_goes_on_with_its_own_tokenizer(folder: Path, tmp_path: Path, held
     before = kept.read_bytes()
     done = make.make(recipe, small, tmp_path / "run", steps=2, resume=True)
     assert (done.steps, kept.read_bytes()) == (2, before)
-    with pytest.raises(ValueError, match="holds a run"):
+    with pytest.raises(ValueError, match="contains a run"):
         make.make(recipe, small, tmp_path / "run", steps=2)
     assert kept.read_bytes() == before
 
@@ -149,7 +149,9 @@ def test_the_card_compares_with_the_previous_model() -> None:
 
 
 def test_without_a_run_there_is_nothing_to_ship(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"holds no run: make one with training\.make"):
+    with pytest.raises(
+        FileNotFoundError, match=r"does not contain a run: make one with training\.make"
+    ):
         ship.ship(tmp_path / "run", tmp_path / "place", folder)
 
 
@@ -166,7 +168,7 @@ def test_a_run_goes_on_from_a_model_of_its_own_sizes_only(
 ) -> None:
     make.main([*SMALL, "--wordnet", str(folder), "-o", str(tmp_path / "one"), "--steps", "1"])
     more = [*SMALL, "--wordnet", str(folder), "-o", str(tmp_path / "two"), "--steps", "1"]
-    with pytest.raises(ValueError, match=r"has hidden_size=8, and the recipe sets \w+=16: "):
+    with pytest.raises(ValueError, match=r"has hidden_size=8, and the recipe sets \w+=16; "):
         make.main([*more, "--dim", "16", "--after", str(tmp_path / "one")])
     with pytest.raises(FileNotFoundError, match="nowhere"):
         make.main([*more, "--after", str(tmp_path / "nowhere")])

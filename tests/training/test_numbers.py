@@ -1,10 +1,9 @@
 """Tests of computing and comparing the numbers of the documentation."""
 
-import re
 from pathlib import Path
 
 import pytest
-from substitutions import filled
+from substitutions import NAME, NUMBERS, filled
 
 from training import numbers
 
@@ -18,13 +17,26 @@ def test_the_file_has_no_other_sections() -> None:
 
 def test_each_number_stands_on_a_page() -> None:
     pages = "".join(page.read_text(encoding="utf-8") for page in numbers.DOCS.rglob("*.md"))
-    used = set(re.findall(r"\{\{ (\w+\.\w+) \}\}", pages))
+    used = {f"{section}.{name}" for section, name in NAME.findall(pages)}
     assert used == {f"{name}.{one}" for name in TABLE for one in KEPT[name]}
 
 
 def test_a_number_that_is_not_there_is_named() -> None:
     with pytest.raises(ValueError, match=r"has no lesson1\.rivers"):
-        filled("It gives {{ lesson1.rivers }}.")
+        filled("It gives 0.5<!-- lesson1.rivers -->.")
+
+
+@pytest.mark.parametrize("page", sorted(numbers.DOCS.rglob("*.md")), ids=lambda page: page.stem)
+def test_a_page_has_the_numbers_of_the_file(page: Path) -> None:
+    assert "<!-- " not in filled(page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("number", ["0.37", "10.36", "*0.37*"])
+def test_another_number_on_a_page_is_an_error(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NUMBERS, "lesson2", {"most": "0.36"})
+    assert filled("Or *0.36*<!-- lesson2.most -->.") == "Or *0.36*."
+    with pytest.raises(ValueError, match=r"has '0\.36' for lesson2\.most, and the page"):
+        filled(f"It is {number}<!-- lesson2.most -->.")
 
 
 def test_failing_asserts_of_a_cell_are_listed_one_by_one(

@@ -60,7 +60,7 @@ def test_a_card_is_short_and_its_answer_is_clear(card: dict[str, Any], model: qk
         assert by < 0.09 if own == 1 else by > 0.15
     for mark in re.findall(r"\{(\d+)\}", card["read"] + card["told"]):
         assert int(mark) < len(measured)
-    assert not re.search(r"\d\.\d\d|\d%", card["read"] + card["told"])  # placeholders give numbers
+    assert not re.search(r"\d\.\d\d|\d%", card["read"] + card["told"])  # placeholders pass numbers
 
 
 @pytest.mark.parametrize("card", CARDS, ids=list(CARD))
@@ -134,6 +134,6 @@ def test_a_model_without_matching_sentences_has_no_cards(tmp_path: Path) -> None
     assert lesson(qkv.load("random"))["cards"] == []
     assert found([]) is None
     with pytest.raises(
-        ValueError, match="play_cards: books is not a folder: name the folder of a model"
+        ValueError, match="play_cards: books is not a folder; pass the folder of a model"
     ):
         main(["books", "--keep"])

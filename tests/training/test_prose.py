@@ -142,7 +142,7 @@ def test_perplexity_is_over_all_words_of_all_books() -> None:
 def test_tokens_without_blanks_are_named() -> None:
     model = wild(8)
     model.tokenizer = train_tokenizer(TEXTS, "wordpiece", 60)
-    with pytest.raises(ValueError, match=r"^prose: no token of .* begins with a blank: give a dec"):
+    with pytest.raises(ValueError, match=r"^prose: no token of .* begins with a blank; pass a dec"):
         surprise(model, "the cat", {"cat"})
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -196,3 +197,39 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "of 4" in said[0]
     found = json.loads(said[1])
     assert found["counted"] == counted(found["heads"])
+
+
+def test_a_head_that_attends_to_all_visible_tokens_equally() -> None:
+    """Each row of a causal head has 1, 2 and 3 visible tokens; the first and last are equal."""
+    tokens = SimpleNamespace(ids=[5, 6, 5])
+    decoder: Any = SimpleNamespace(generates=True, tokenize=lambda _: tokens)
+    found = roles.by_chance(decoder, ["a b a"])
+    expected = {
+        "previous": (1 / 2 + 1 / 3) / 2,
+        "next": 0,
+        "same": (1 + 1 / 2 + 2 / 3) / 3,
+        "first": (1 + 1 / 2 + 1 / 3) / 3,
+        "last": 1 / 9,
+    }
+    assert found == pytest.approx(expected)
+    encoder: Any = SimpleNamespace(generates=False, tokenize=decoder.tokenize)
+    found = roles.by_chance(encoder, ["a b a"])
+    assert found == pytest.approx(dict.fromkeys(expected, 1 / 3) | {"same": 5 / 9})
+
+
+def test_induction_is_the_weight_on_the_token_after_the_same_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weights = np.zeros((3, 1, 6, 6))
+    weights[:, 0, 3, 1] = [0.7, 0.5, 0.3]  # token 3 repeats token 0, which token 1 follows
+    weights[:, 0, 3, 2] = [0.1, 0.1, 0.3]
+    ids = [[7, 8, 9, 7, 8, 9], [7, 8, 9, 7, 8, 9], [7, 8, 9, 4, 8, 9]]  # the third is no copy
+    trace = SimpleNamespace(ids=ids, attentions=[weights])
+    monkeypatch.setattr(roles, "traces", lambda *_: [([0, 1, 2], trace)])
+    model: Any = SimpleNamespace(num_layers=1, num_heads=1)
+    found = roles.induction(model, ["a", "b", "c"])
+    assert found.pairs == 2
+    assert found.mean == pytest.approx(np.array([[0.6]]))
+    assert found.other == pytest.approx(np.array([[0.1]]))
+    monkeypatch.setattr(roles, "traces", lambda *_: [])
+    assert roles.induction(model, []).pairs == 0

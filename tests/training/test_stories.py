@@ -198,7 +198,7 @@ def test_marks_rank_and_reason_of_a_story() -> None:
     assert sorted([other, head, word], key=lambda one: one.rank) == [other, head, word]
     assert word.reason == '"kitten" says whose young it is.'
     assert other.reason == '"young" is what leads to "cow".'
-    looked = "Head 1.0 looks from the gap at"
+    looked = "Head 1.0 attends from the gap to"
     assert head.reason == f'{looked} "young", which is what leads to "cat".'
     *_, last = candidates(TEXT.replace("> : knife", "> thin: knife").replace("cut", "cut {}"))
     tools = Found(last, *plain, ablate=(1, 0), looks=("thin", 0.9))
@@ -288,7 +288,7 @@ def test_the_command(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPat
             "word": row["after"][0][0],
             "probability": pytest.approx(row["after"][0][1], abs=1e-3),
         }
-    with pytest.raises(ValueError, match=f"--keep has 99, and {len(rows)} stories are found"):
+    with pytest.raises(ValueError, match=f"--keep has 99, but only {len(rows)} stories were found"):
         main([*given, "--keep", "99"], said.append)
 
 

@@ -105,7 +105,7 @@ def test_a_final_run_learns_from_the_examples_used_for_choices(
         assert [use.sentence for use in small.uses(CHOSEN)] == ["two banks"]
         texts = " ".join(documents(small))
         assert [one in texts for one in parts] == [False, kept == 1]
-    said = "kept is 0, but it is the number of held-out parts of the examples: give 1 to 11"
+    said = "kept, the number of held-out parts of the examples, is 0; pass 1 to 11"
     with pytest.raises(ValueError, match=said):
         read(folder, kept=0)
 

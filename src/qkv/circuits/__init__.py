@@ -1,5 +1,6 @@
 """Interpret models: measure what heads, neurons and MLPs do, and find circuits."""
 
+from qkv.circuits import metrics
 from qkv.circuits._caching import Cache, cache
 from qkv.circuits._edge_effects import discover, edges, path
 from qkv.circuits._flow import composition, copying_scores, rollout, value_weighted
@@ -34,6 +35,7 @@ __all__ = [
     "head_scores",
     "integrated_gradients",
     "logit_lens",
+    "metrics",
     "patch",
     "path",
     "plot",

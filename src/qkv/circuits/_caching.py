@@ -72,7 +72,7 @@ class Cache:
         `np.concatenate(cache.arrays(name))` loads the rows of all texts into memory.
 
         Args:
-            name: the full name, or a short name such as ("resid_post", 3).
+            name: the activation's full name, or a short name such as ("resid_post", 3).
 
         Raises:
             KeyError: the activation is not in the cache.
@@ -128,26 +128,26 @@ def cache(
     """Run many texts and write their activations to files.
 
     The folder holds "cache.json" and safetensors files of about 256 MB each. A file stores the rows
-    of consecutive texts, without padding. Memory holds only the rows that are not yet written. If a
-    call is interrupted, repeat the call. Texts in complete files are not run again: only their
-    tokens are compared with the stored tokens. To add texts later, repeat the call with the earlier
-    texts followed by the new texts.
+    of consecutive texts, without padding. Memory holds only the rows that have not yet been
+    written. If a call is interrupted, repeat the call. Texts in complete files are not run again:
+    only their tokens are compared with the stored tokens. To add texts later, repeat the call with
+    the earlier texts followed by the new texts.
 
     Args:
         model: a text encoder or decoder from `qkv.load`.
         texts: an iterable of texts. A text is a string or an array (T,) of token ids.
         folder: the path of the folder, which is created if it is missing.
-        names: the activations, as for `model.trace`: "resid_post", ("z", 3), or a list of names.
+        names: the activations, as for `model.trace` ("resid_post", ("z", 3), or a list of names).
             Each activation must have one row per token.
-        dtype: the dtype of the stored arrays: "float16", "bfloat16", "float32" or "float64".
+        dtype: the dtype of the stored arrays ("float16", "bfloat16", "float32" or "float64").
 
     Returns:
         The folder as a `Cache`; `Cache(folder)` opens it again.
 
     Raises:
         TypeError: an argument has a wrong type.
-        ValueError: an activation does not have one row per token; a text has no token; a value is
-            too large for the dtype; or the folder was written with other texts, names, dtype or
+        ValueError: an activation does not have one row per token; a text has no tokens; a value is
+            too large for the dtype; or the folder was written with different texts, names, dtype or
             model.
         KeyError: an activation does not exist.
         OSError: the folder cannot be written.
@@ -173,7 +173,7 @@ def cache(
         for window in _reader.windows(model, texts, empty=True):
             for text in window:
                 if not len(text.ids):
-                    raise value_error(f"text {text.number} has no token: omit it")
+                    raise value_error(f"text {text.number} has no tokens: omit it")
             old = [text for text in window if text.number < known]
             if old and done is not None:
                 _compare(model, done, old, chosen)
@@ -183,7 +183,7 @@ def cache(
             count += len(window)
     if count < known:
         raise value_error(
-            f"{count} texts are given, but {path} has {known} texts: give all "
+            f"{count} texts are given, but {path} has {known} texts; pass all "
             f"{known} texts, or another folder"
         )
     writer.write()
@@ -198,8 +198,8 @@ def _open_cache(path: Path, about: Mapping[str, Any]) -> Cache | None:
     for name, value in about.items():
         if there[name] != value:
             raise value_error(
-                f"{path} has {name} {quote(there[name])} but the call has {quote(value)}: "
-                "give another folder"
+                f"{path} has {name} {quote(there[name])} but the call has {quote(value)}; "
+                "pass another folder"
             )
     return Cache(path)
 
@@ -211,7 +211,7 @@ def _compare(
     for text in texts:
         if not np.array_equal(done.ids(text.number), text.ids):
             raise value_error(
-                f"text {text.number} has different tokens in {done.folder}: give the "
+                f"text {text.number} has different tokens in {done.folder}; pass the "
                 "same texts, or another folder"
             )
     first = texts[0]
@@ -221,8 +221,8 @@ def _compare(
         stored = done[0][name][0].astype(np.float64)
         if not np.allclose(rows, stored, rtol=0.02, atol=0.02 * np.abs(stored).max()):
             raise value_error(
-                f"{name} of text 0 differs from {done.folder}: give the same model, or "
-                "another folder"
+                f"{name} of text 0 differs from the values in {done.folder}; pass the same "
+                "model, or another folder"
             )
 
 
@@ -292,7 +292,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
         ModelError: the file is not the manifest of a cache.
     """
     if not (folder / MANIFEST).is_file():
-        raise invalid(FileNotFoundError, f"{folder} has no {MANIFEST}: give a folder from cache()")
+        raise invalid(FileNotFoundError, f"{folder} has no {MANIFEST}; pass a folder from cache()")
     about: dict[str, Any] = read_json(folder / MANIFEST)
 
     def fits(value: Any, kinds: Mapping[str, type]) -> bool:

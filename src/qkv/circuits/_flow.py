@@ -18,10 +18,9 @@ def rollout(trace: Trace) -> Result:
     """Attention rollout: estimate how much each token contributes to the vector of each position.
 
     In each layer, the attention weights are averaged over the heads. The identity matrix, which
-    stands for the residual connection, is added to this average. Then each row is divided by its
-    sum. The matrices of all layers are then multiplied. Rollout uses only the attention weights,
-    and ignores values and MLPs. Therefore, the formula is the same for blocks that compute
-    attention and the MLP in parallel (GPT-NeoX).
+    stands for the residual connection, is added, and each row is divided by its sum. The matrices
+    of the layers are then multiplied. Rollout ignores values and MLPs, so the formula also holds
+    for blocks that compute attention and the MLP in parallel (GPT-NeoX).
 
     Args:
         trace: a trace of one text or image, with the "pattern" of all layers.
@@ -66,9 +65,9 @@ def rollout(trace: Trace) -> Result:
 def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> Result:
     """Multiply attention weights by the norms of the value vectors.
 
-    For example, a head that does nothing gives a large weight to a token whose value vector is near
-    0, such as [CLS]: the weight is large, but the head's output is small. Edits of the weights and
-    values count; ablated heads and edits of "z" do not.
+    A head can give a large weight to a token, such as [CLS], whose value vector is near 0; the
+    head's output is then small. The result reflects edits of the weights and values, but not
+    ablated heads or edits of "z".
 
     Args:
         trace: a trace of one text, with "pattern" and "v" of the layer.
@@ -82,8 +81,8 @@ def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> R
 
     Raises:
         TypeError: `trace` is not a trace, `model` is not a model, or `layer` is not an integer.
-        ValueError: the trace has several texts or comes from another model, or the layer does not
-            exist.
+        ValueError: the trace has several texts or comes from a different model, or the layer does
+            not exist.
         KeyError: the trace lacks the pattern or the values of the layer.
 
     Source:
@@ -133,17 +132,15 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
     this QK matrix. For "v" (values), `B` is the later head's OV matrix. Even random matrices have
     scores above 0, especially if D is small, so compare a score with the scores of other heads. The
     weights are raw: norms are not folded in. (TransformerLens multiplies the weights by the norms'
-    weights when a model is loaded, so TransformerLens computes other scores.) The score ignores
-    rotary positions. The score also ignores the norms that some models apply to queries and keys.
-    If norms follow attention and MLPs (BERT), the norms rescale an output before a later head reads
-    it, but the score ignores these norms.
+    weights when it loads a model, so its scores differ.) The score ignores rotary positions, the
+    norms of queries and keys, and the norms that follow attention and MLPs (BERT).
 
     The result has the axes "layer" and "head" for the writing head, and "reader_layer" and
     "reader_head" for the reading head. Query heads that share a key head have separate scores.
 
     Args:
         model: a text encoder or decoder from `qkv.load`.
-        kind: "q", "k" or "v": the input through which the later head reads.
+        kind: "q", "k" or "v", the input through which the later head reads.
 
     Returns:
         (layers, Hq, layers, Hq), float64, between 0 and 1. A score is 0 unless the reading head is
@@ -214,10 +211,10 @@ def copying_scores(model: Model) -> Result:
     A head that attends to a single token adds a row of `W_E @ OV @ W_U` (V, V) to the logits, where
     `OV` is from `model.head_weights(layer)`. The score is the sum of the eigenvalues of that
     matrix, divided by the sum of their absolute values. The score is 1 if all eigenvalues are
-    positive: the head raises the logits of the tokens that it reads. The score is -1 if all
-    eigenvalues are negative. The score is near 0 if the eigenvalues point in random directions of
-    the complex plane. The weights are raw: norms are not folded in, and the contributions of
-    position embeddings and MLPs are ignored.
+    positive: the head raises the logits of the tokens that it reads. It is -1 if all eigenvalues
+    are negative, and near 0 if the eigenvalues point in random directions of the complex plane.
+    The weights are raw: norms are not folded in, and the contributions of position embeddings and
+    MLPs are ignored.
 
     Args:
         model: a model whose LM head consists of a norm and a matrix.

@@ -8,23 +8,15 @@ import numpy as np
 
 from qkv._argument_errors import public_call, type_error, value_error
 from qkv.arrays import Array, as_array, is_float, quote, whole_number
-from qkv.circuits._reader import (
-    Logit,
-    Target,
-    check_logit,
-    check_trace,
-    check_words,
-    for_each,
-    pick,
-)
+from qkv.circuits._reader import MOST_POSITIONS, Target, check_trace, check_words, pick, readings
 from qkv.circuits._residual import mlp_parts
-from qkv.circuits.results import Result, words_of
+from qkv.circuits.results import Result, mean_of_pairs, words_of
 from qkv.layers import MLP, LayerNorm
 from qkv.layers.base import to_bfloat16_like
 from qkv.models.model import Model, handed_on
 from qkv.models.network.design import Design
 from qkv.models.run.truncation import callers
-from qkv.models.tasks.gradient import word_id
+from qkv.models.tasks.gradient import Reading, word_id
 from qkv.trace import Trace
 from qkv.trace.activations import parse
 
@@ -42,15 +34,14 @@ def logit_lens(model: Model, trace: Trace) -> Result:
             the last layer ("resid_post", or "normalized_resid_post" for BERT).
 
     Returns:
-        An array (layers + 1, T, V) of float32, or of float64 for a float64 model. The last entry
-        holds the logits, also of an edited run.
-        Entry 0 is computed from the embeddings. Entry 1 is computed from the output of layer 0, and
-        so on. For several texts, the array is (B, layers + 1, T, V), and its entries in the padding
-        are 0.
+        An array (layers + 1, T, V) of float32, or of float64 for a float64 model. Entry 0 is
+        computed from the embeddings, entry 1 from the output of layer 0, and so on. The last entry
+        holds the logits, even for an edited run. For several texts, the array is (B, layers + 1, T,
+        V), with 0 in the padding.
 
     Raises:
         TypeError: `model` is not a model, or `trace` is not a trace.
-        ValueError: the model has no LM head, or the trace is from another model.
+        ValueError: the model has no LM head, or the trace is from a different model.
         KeyError: the trace lacks the input of a layer; the message says what to trace.
 
     Source:
@@ -121,19 +112,22 @@ def attribute_logits(
 
     If norms come before attention and MLPs, every head and every MLP adds its vector to one sum,
     and a norm and a matrix turn that sum into logits. The scale of the norm depends on all parts
-    together. To make the logit a sum, the scale is fixed at the value from the traced run.
+    together. To split the logit into a sum, the scale is fixed at its value in the traced run.
     With a fixed scale, the contributions sum to the logit (before any soft cap). A contribution is
     only the direct effect of a part's output. Later parts also read the outputs of earlier parts;
     `patch` and `ablate=` measure direct and indirect effects together.
 
-    "embed" is the contribution of the token and position embeddings. "heads" holds the
-    contribution of each head. "mlp" holds the contribution of each MLP, including its biases, and 0
-    for a block without an MLP. "bias" is the contribution of the other biases: those of the
-    attention layers' output projections, of the final norm and of the LM head. With `by="neuron"`,
-    the result also has "neurons": the contribution of each neuron of each MLP. The contributions of
-    an MLP's neurons and of its output bias sum to the contribution of the MLP. An edited run also
-    has "edit": what the edits of the residual stream and of the outputs of its parts add. Edits
-    inside a head or MLP change the contribution of this part.
+    The entries of the result are the contributions of these parts:
+
+    - "embed": the token and position embeddings.
+    - "heads": each head.
+    - "mlp": each MLP with its biases; 0 for a block without an MLP.
+    - "bias": the other biases, those of the attention layers' output projections, of the final norm
+      and of the LM head.
+    - "neurons", with `by="neuron"`: each neuron of each MLP. An MLP's neurons and its output bias
+      sum to the contribution of the MLP.
+    - "edit", in an edited run: the edits of the residual stream and of the outputs of its parts.
+      Edits inside a head or MLP change the contribution of this part.
 
     Args:
         model: a decoder with norms before attention and MLPs (GPT-2, Llama), and with an LM head
@@ -146,22 +140,23 @@ def attribute_logits(
             norm and "resid_mid". A trace that was recorded without `names=` contains all of these.
         of: (position, token), or (position, token, other token) for the difference of two logits.
             Negative positions count from the end of each text. A token is an id or a one-token
-            string. For several texts, a list may give each text its own tuple.
+            string. `metrics.logit_difference` is also accepted. For several texts, a list may give
+            each text its own tuple.
         by: "neuron" splits the contribution of each MLP into the contributions of its neurons.
 
     Returns:
         A dictionary with the numbers "embed" and "bias", and with the arrays "heads" (layers, Hq),
         "mlp" (layers,) and, if requested, "neurons" (layers, F). For several texts, each value is
-        an array with B as its first axis. All values are float64.
+        the mean over the texts, and its attribute `pairs` holds the values of each text, with B as
+        the first axis. All values are float64.
 
     Raises:
         TypeError: an argument has a wrong type.
-        ValueError: the model does not fit: it has no LM head; its LM head is not linear (BERT's LM
-            head has a layer with an activation function); or, as in BERT, norms come only after
-            attention and MLPs. Or an argument is wrong: the trace is from another model; the
-            position, the token or the value of `by` does not exist; `by` is "neuron", but a
-            block has no MLP or has a mixture of experts; or the list `of` does not have one tuple
-            per text.
+        ValueError: the model has no LM head; the LM head is not linear (BERT's LM head has a layer
+            with an activation function); norms come only after attention and MLPs, as in BERT; the
+            trace is from a different model; the position, the token or the value of `by` does not
+            exist; `by` is "neuron", but a block has no MLP or has a mixture of experts; or the list
+            `of` does not have one tuple per text.
         KeyError: the trace lacks an activation; the message says what to trace.
 
     Source:
@@ -184,30 +179,26 @@ def attribute_logits(
     embed = pick(trace, "full_embed", ("resid_pre", 0))  # (B, T, D)
     texts = len(embed)
     lengths = trace.lengths.tolist() if texts > 1 else [embed.shape[1]]
-    names = [f"`of` of text {number}" for number in range(texts)] if texts > 1 else ["`of`"]
-    pairs = zip(for_each(of, texts, "of"), lengths, names, strict=True)
-    logits = [check_logit(one, model, length, name) for one, length, name in pairs]
+    logits = readings(model, of, lengths, "of", "text", "logit")
     axes = {"heads": ("layer", "head"), "mlp": ("layer",), "neurons": ("layer", "neuron")}
     shares = {}
     for name, share in _shares(model, trace, logits, by).items():
-        values, dims = (share, ("text",)) if texts > 1 else (share[0], ())
-        dims = (*dims, *axes.get(name, ()))
-        shares[name] = (
-            Result(values, dims, of="share of the logit", title=name) if dims else float(values)
+        shares[name] = mean_of_pairs(
+            share, axes.get(name, ()), "text", of="contribution", title=name
         )
     return shares
 
 
-def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dict[str, Array]:
+def _shares(model: Model, trace: Trace, logits: Sequence[Reading], by: Any) -> dict[str, Array]:
     """Return the contributions of `attribute_logits`, (B, ...), keyed by name."""
-    cells = np.arange(len(logits)), [logit.position for logit in logits]
+    cells = np.arange(len(logits)), np.array([logit.position for logit in logits])
 
     def at(*names: Any) -> Array:
         """Return the activation (B, ...) at the position of each text's logit."""
         return _wide(pick(trace, *names)[cells])
 
     def through(norm: Any, name: str, towards: Array, scale: Any = None) -> tuple[Array, Any]:
-        """Return factors and bias of a norm and the scale that follows it.
+        """Return `(factors, bias)` for a norm and the scale that follows the norm.
 
         `(scale(norm(x)) * towards).sum() == (x * factors).sum() + bias`
         """
@@ -264,7 +255,7 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
 def _check_linear(model: Model, by: Any) -> None:
     """Raise an error unless fixed scales of the norms make a logit a sum of contributions."""
     if by not in (None, "neuron"):
-        raise value_error(f"`by` is {quote(by)}: give 'neuron', or omit it")
+        raise value_error(f"`by` is {quote(by)}; pass 'neuron', or omit it")
     if by is not None and not all(isinstance(block.mlp, MLP) for block in model.layers):
         raise value_error(
             f"`by` is 'neuron', but a block of {model.name} has "
@@ -272,8 +263,8 @@ def _check_linear(model: Model, by: Any) -> None:
         )
     if not has_linear_head(model):
         raise value_error(
-            f"the LM head of {model.name} has a layer before its last matrix, so "
-            "a logit is not a sum of parts: use a decoder, or measure effects with "
+            f"the LM head of {model.name} has a layer before its last matrix, so a logit is not "
+            "a sum of the parts' contributions: use a decoder, or measure effects with "
             "patch(model, ...)"
         )
     if any(block.post_norm for block in model.layers):
@@ -284,17 +275,17 @@ def _check_linear(model: Model, by: Any) -> None:
         )
 
 
-def _from_head(model: Model, logits: Sequence[Logit]) -> tuple[Array, Array]:
+def _from_head(model: Model, logits: Sequence[Reading]) -> tuple[Array, Array]:
     """Return `(factors, biases)` such that `logits = (vectors * factors).sum(-1) + biases`."""
     head, parameters = model.design.head, model.parameters
     assert head is not None
     out, bias = unembedding(model), parameters.get("head.out_proj.bias")
-    towards = np.array([logit.of(out) for logit in logits]) * head.scale
-    return towards, np.array([0.0 if bias is None else logit.of(bias) for logit in logits])
+    towards = np.array([logit.value(out) for logit in logits]) * head.scale
+    return towards, np.array([0.0 if bias is None else logit.value(bias) for logit in logits])
 
 
 def _back(part: Any, name: str, grad: Array) -> Array:
-    """Convert the gradient for a projection's outputs to the gradient (B, in) for its inputs."""
+    """Convert the gradient at a projection's outputs to the gradient (B, in) at its inputs."""
     return np.asarray(grad @ _wide(part.parameters[f"{name}.weight"]).T)
 
 
@@ -302,31 +293,28 @@ def _wide(array: Array) -> Array:
     return np.asarray(array).astype(np.float64)
 
 
-TOKENS = 2**11  # the maximum number of positions per backward pass; a longer text runs alone
-
-
 @public_call("integrated_gradients")
 def integrated_gradients(
-    model: Model, text: Any, *, of: Target, baseline: Any = None, steps: int = 50
+    model: Model, text: Any, *, of: Any, baseline: Any = None, steps: int = 50
 ) -> Result:
     """Integrated gradients: split a logit into contributions of the text's embeddings.
 
     A contribution is `(embedding - baseline) * gradient`. Here, `gradient` is the average gradient
-    of the logit on the straight line from the baseline to the embeddings. The contributions sum to
-    the logit of the text minus the logit of the baseline. Position embeddings are not changed.
+    of the logit along the straight line from the baseline to the embeddings. The contributions sum
+    to the logit of the text minus the logit of the baseline. Position embeddings are not changed.
 
     Args:
         model: a model with an LM head, in float32 or float64.
         text: one text, or the ids of its tokens.
         of: (position, token) for one logit, or (position, token, other token) for the difference of
             two logits. Negative positions count from the end. A token is an id or a one-token
-            string.
+            string. `of` can also be a metric with a gradient, as for `edges`; its value then takes
+            the place of the logit.
         baseline: an input without content. A token ("[PAD]", "[MASK]" or an id) is repeated at
             every position. Vectors (D,) or (T, D) replace the embeddings. None means zero vectors.
-            In a model without position embeddings (Llama), choose a token rather than zero vectors.
-            If the baseline is zero, each vector between the baseline and an embedding is a multiple
-            of the embedding. The first norm scales almost all of these multiples to the same
-            length.
+            In a model without position embeddings (Llama), choose a token: the vectors between zero
+            and an embedding are multiples of the embedding, and the first norm scales almost all of
+            these multiples to the same length.
         steps: the number of Gauss-Legendre points at which the gradient is computed.
 
     Returns:
@@ -340,7 +328,7 @@ def integrated_gradients(
     Raises:
         TypeError: an argument has a wrong type, or the model is in half precision.
         ValueError: the model has no LM head; `text` is a list of several texts; the position or the
-            token does not exist; `baseline` has another shape; or `steps` is below 1.
+            token does not exist; `baseline` has the wrong shape; or `steps` is below 1.
 
     Source:
         Sundararajan, Taly and Yan 2017, "Axiomatic Attribution for Deep Networks", equation 1 and
@@ -357,31 +345,32 @@ def integrated_gradients(
     steps = whole_number(steps, name="steps", least=1)
     trace = model.trace(text, names="embed", logits=True)
     if len(trace) > 1:
-        raise value_error(f"text is a list of {len(trace)} texts: give one text")
+        raise value_error(f"text is a list of {len(trace)} texts; pass one text")
     ids, end = trace[0].ids, trace["embed"][0].astype(np.float64)  # (T, D)
-    logit = check_logit(of, model, len(end), "`of`")
+    [metric] = readings(model, of, [len(end)], "of", "text", "gradient")
     start = _baseline(model, baseline, end.shape)
     nodes, weights = np.polynomial.legendre.leggauss(steps)  # between -1 and 1
     mean = np.zeros_like(end)
-    at_once = max(1, TOKENS // len(end))
+    at_once = max(1, MOST_POSITIONS // len(end))
     for first in range(0, steps, at_once):
         part = slice(first, first + at_once)
         points = start + (nodes[part, None, None] + 1) / 2 * (end - start)  # (n, T, D)
-        slopes = model.gradient([ids] * len(points), of=of, edit={"embed": points})["embed"]
+        slopes = model.gradient([ids] * len(points), of=metric, edit={"embed": points})["embed"]
         mean += np.einsum("n,ntd->td", weights[part] / 2, slopes.astype(np.float64))
     shares = (end - start) * mean
     before = model.trace(ids, names=[], logits=True, edit={"embed": start[None]})
-    low, high = (float(logit.of(run["logits"][0, logit.position])) for run in (before, trace))
+    at = slice(None) if metric.position is None else (0, metric.position)
+    low, high = (float(metric.value(run["logits"][at])) for run in (before, trace))
     missing = abs(shares.sum() - (high - low))
     if missing > 0.05 * abs(high - low) + 1e-4 * max(abs(low), abs(high)):
         warnings.warn(
             f"the contributions sum to {shares.sum():.4g}, but should sum to "
-            f"{high - low:.4g} (the logit minus the logit of the baseline): give more steps than "
+            f"{high - low:.4g} (the logit minus the logit of the baseline); pass more steps than "
             f"{steps}, or another baseline",
             stacklevel=callers(),
         )
     axes, title, words = ("token", "D"), "Integrated gradients", {"token": words_of(trace[0])}
-    return Result(shares, axes, of="share of the logit", title=title, words=words)
+    return Result(shares, axes, of="contribution", title=title, words=words)
 
 
 def _baseline(model: Model, baseline: Any, shape: tuple[int, ...]) -> Array:
@@ -396,12 +385,12 @@ def _baseline(model: Model, baseline: Any, shape: tuple[int, ...]) -> Array:
     array = as_array(baseline, name="baseline")
     if not is_float(array.dtype):
         raise type_error(
-            f"`baseline` is {quote(baseline)}: give a token, or floats of "
+            f"`baseline` is {quote(baseline)}; pass a token, or floats of "
             f"shape {shape[1:]} or {shape}"
         )
     if array.shape not in (shape, shape[1:]):
         raise value_error(
-            f"`baseline` has shape {array.shape} and the embeddings have {shape}: "
-            f"give {shape}, or {shape[1:]} for all positions"
+            f"`baseline` has shape {array.shape} and the embeddings have {shape}; "
+            f"pass shape {shape}, or {shape[1:]} to use one vector at all positions"
         )
     return np.array(np.broadcast_to(array, shape), np.float64)

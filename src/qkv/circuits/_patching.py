@@ -1,48 +1,53 @@
 """Activation patching: measure how activations from another run change a metric."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
-from qkv._argument_errors import public_call, type_error, value_error
+from qkv._argument_errors import public_call, value_error
 from qkv.arrays import Array, quote
-from qkv.circuits._reader import Logit, Target, check_logit, check_words, for_each
-from qkv.circuits.results import Result, words_of
-from qkv.models.model import Model, handed_on
-from qkv.trace import Trace
-from qkv.trace.activations import short_name
+from qkv.circuits._pairs import Contrast, Metric, need_site, read_pairs
+from qkv.circuits._reader import MOST_POSITIONS, check_words
+from qkv.circuits.results import Result, mean_of_pairs
+from qkv.models.model import Model
 
 POSITIONS = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
 HEADS = ("z", "pattern", "q", "k", "v")
 NEURONS = ("pre", "post")
+By = Literal["position", "head", "neuron"] | None
 SITES = (*POSITIONS, *HEADS, *NEURONS)
-TOKENS = 2**11  # the maximum number of tokens that run at once; a longer text runs alone
-
-# Either a function from logits (1, T, V) to a number, or a tuple such as (position, token).
-Metric = Callable[[Array], Any] | Target
 
 
 @public_call("attribution_patch")
 def attribution_patch(
-    model: Model, clean: Any, corrupted: Any, *, at: str, metric: Target, normalize: bool = False
+    model: Model,
+    clean: Any,
+    corrupted: Any,
+    *,
+    at: str | Sequence[str],
+    metric: Metric | Sequence[Metric],
+    by: By = None,
+    positions: Any = None,
+    normalize: bool = False,
 ) -> Result:
-    """Attribution patching: estimate the changes of `patch` with one backward pass.
+    """Attribution patching: estimate the result of `patch` with one backward pass.
 
     An estimate is the sum of the elementwise products of two arrays: the clean activation minus the
     corrupted activation, and the gradient of the metric with respect to this activation in the
-    corrupted run. Estimates are accurate if the two activations differ little. Estimates are least
+    corrupted run. Estimates are accurate if the two activations are similar. Estimates are least
     accurate for "resid_pre" of early layers. To check the estimates, correlate them with the result
     of `patch` for one pair of texts (`np.corrcoef`).
 
     Args:
         model: as for `patch`, in float32 or float64.
-        clean: as for `patch`, one text.
-        corrupted: as for `patch`, one text.
-        at: one activation, as for `patch`. "pre" and "post" are not supported.
-        metric: (position, token) or (position, token, other token), but not a function.
+        clean: as for `patch`.
+        corrupted: as for `patch`.
+        at: as for `patch`.
+        metric: as for `patch`, but not a function, because a function has no gradient.
+        by: as for `patch`.
+        positions: as for `patch`.
         normalize: as for `patch`.
 
     Returns:
@@ -64,85 +69,22 @@ def attribution_patch(
     >>> one.shape == other.shape, bool(np.corrcoef(one.ravel(), other.ravel())[0, 1] > 0.5)
     (True, True)
     """
-    if callable(metric):
-        raise type_error(
-            "`metric` is a function, which has no gradient here: give "
-            "(position, token) or (position, token, other token), or call patch"
-        )
     model = check_words(model)
-    _check_site(at, (*POSITIONS, *HEADS))
-    pair = pair_of(model, (clean, corrupted), at, metric)
-    names = [(at, layer) for layer in range(model.num_layers)]
-    gradients = model.gradient(pair.corrupted.ids, of=metric, at=names)
-    values = np.array([_first_order(pair, *name, gradients[name][0]) for name in names])
-    return _result([pair], [values + pair.low], "Attribution patching", normalize)
-
-
-@dataclass(frozen=True)
-class Contrast:
-    """A pair of texts: the traces of both runs, and the metric."""
-
-    model: Model
-    at: str
-    clean: Trace
-    corrupted: Trace
-    metric: Logit | Callable[[Array], Any]
-    which: str = ""  # the name of the pair for error messages, if there are several pairs
-
-    @cached_property
-    def low(self) -> float:
-        """The metric of the corrupted text."""
-        return self._metric_of(self.corrupted)
-
-    def normalize_values(self, values: Array) -> Array:
-        """Scale metrics so that `corrupted` scores 0 and `clean` scores 1."""
-        low, high = self.low, self._metric_of(self.clean)
-        if low == high or not np.isfinite(high - low):
-            raise value_error(
-                f"`metric`{self.which} is {low:.6g} in the corrupted run and "
-                f"{high:.6g} in the clean run, so the result cannot be normalized: omit normalize, "
-                "or choose another metric"
-            )
-        return np.asarray((values - low) / (high - low))
-
-    @property
-    def words(self) -> dict[str, list[str]]:
-        """The tokens of both texts; if two tokens differ, the entry contains both: "queen/king"."""
-        one, other = map(words_of, (self.clean, self.corrupted))
-        return {"token": [a if a == b else f"{a}/{b}" for a, b in zip(one, other, strict=True)]}
-
-    def both(self, layer: int) -> tuple[Array, Array]:
-        """Return the activation of a layer in the clean run and in the corrupted run."""
-        return self.clean[self.at, layer][0], self.corrupted[self.at, layer][0]
-
-    def values(self, resid: Array) -> Array:
-        """Turn outputs (n, T, D) of the last layer into metrics (n,)."""
-        if isinstance(self.metric, Logit):
-            return self.metric.of(self.model.unembed(resid[:, self.metric.position]))
-        return np.array([self._number(self.model.unembed(text[None])) for text in resid])
-
-    def _metric_of(self, trace: Trace) -> float:
-        return float(self.values(self.input_of(trace, self.model.num_layers)[None])[0])
-
-    def input_of(self, trace: Trace, layer: int) -> Array:
-        """Return the input (T, D) of a layer; for layer `num_layers`, the last layer's output."""
-        count = self.model.num_layers
-        name = ("resid_pre", layer) if layer < count else handed_on(self.model, count - 1)[0]
-        return np.asarray(trace[name][0])
-
-    def _number(self, logits: Array) -> float:
-        """Apply a metric function to logits (1, T, V)."""
-        assert not isinstance(self.metric, Logit)
-        number = np.asarray(self.metric(logits))
-        if number.shape:
-            raise value_error(
-                f"`metric` returned an array {number.shape} for logits "
-                f"{logits.shape}: return one number"
-            )
-        if number.dtype.kind not in "fiub":
-            value = quote(number.item())
-            raise type_error(f"`metric` returned {value}: return one number")
-        return float(number)
+    if isinstance(at, list | tuple) and all(isinstance(site, str) for site in at):
+        options = {"metric": metric, "by": by, "positions": positions, "normalize": normalize}
+        return _of_sites(at, by, partial(attribution_patch, model, clean, corrupted, **options))
+    axes, site = _axes(at, by), str(at)
+    pairs, values = read_pairs(model, clean, corrupted, metric, positions, slopes=True), []
+    need_site(model, site)
+    names, every = [(site, layer) for layer in range(model.num_layers)], list[Contrast]()
+    for batch in pairs.batches(site):
+        ids, readings = [pair.corrupted.ids for pair in batch], [pair.metric for pair in batch]
+        gradients = model.gradient(ids, of=readings, at=names)
+        for number, pair in enumerate(batch):
+            slopes = [_first_order(pair, *name, gradients[name][number], axes) for name in names]
+            values.append(np.array(slopes) + pair.low)
+        every += batch
+    return _result(every, values, "Attribution patching", normalize)
 
 
 def _check_site(at: Any, sites: Sequence[str]) -> None:
@@ -150,38 +92,14 @@ def _check_site(at: Any, sites: Sequence[str]) -> None:
         raise value_error(f"`at` is {quote(at)}: choose among {', '.join(sites)}")
 
 
-def pair_of(model: Model, texts: Any, at: str, metric: Any, which: str = "") -> Contrast:
-    """Run the clean and the corrupted text; check that both have the same number of tokens."""
-    if any(not any(short_name(hook) == at for hook in layer.hooks) for layer in model.layers):
-        raise value_error(
-            f"`at` is {at!r}, but the layers of {model.name} have no such activation: "
-            "choose another"
-        )
-    names = [(part, layer) for part in ("resid_pre", at) for layer in range(model.num_layers)]
-    names.append(handed_on(model, model.num_layers - 1)[0])
-    runs = []
-    for name, text in zip(("clean", "corrupted"), texts, strict=True):
-        trace = model.trace(text, names=[*dict.fromkeys(names)])
-        if len(trace) > 1:
-            raise value_error(f"`{name}` is a list of {len(trace)} texts: give one text")
-        runs.append(trace[0])
-    one, other = (len(trace.ids) for trace in runs)
-    if one != other:
-        raise value_error(
-            f"`clean`{which} has {one} tokens and `corrupted` has {other}: give texts "
-            "with equal numbers of tokens, because an activation of one text replaces the "
-            "activation at the same position of the other text"
-        )
-    chosen = metric if callable(metric) else check_logit(metric, model, one, f"`metric`{which}")
-    return Contrast(model, at, runs[0], runs[1], chosen, which)
-
-
-def _first_order(pair: Contrast, at: str, layer: int, gradient: Array) -> Array:
-    """Estimate the metric's change for each patched position or head, by a linear approximation."""
+def _first_order(
+    pair: Contrast, at: str, layer: int, gradient: Array, axes: tuple[int, ...]
+) -> Array:
+    """Estimate the metric's change for each index of `axes`, by a linear approximation."""
     clean, corrupted = (array.astype(np.float64) for array in pair.both(layer))
-    terms = (clean - corrupted) * gradient  # (T, ...), or (Hq, T, T) for "pattern"
-    terms = np.moveaxis(terms, 1, 0) if at in HEADS and at != "pattern" else terms
-    return np.asarray(terms.reshape(len(terms), -1).sum(-1))
+    gradient = gradient[tuple(map(slice, clean.shape))]  # without padding
+    terms = np.moveaxis((clean - corrupted) * gradient, axes, range(len(axes)))
+    return np.asarray(terms.reshape(*terms.shape[: len(axes)], -1).sum(-1))
 
 
 @public_call("patch")
@@ -192,17 +110,18 @@ def patch(
     *,
     at: str | Sequence[str],
     metric: Metric | Sequence[Metric],
-    by: Literal["position", "head", "neuron"] | None = None,
+    by: By = None,
+    positions: Any = None,
     normalize: bool = False,
 ) -> Result:
     """Activation patching: run `corrupted`, but with one activation at a time taken from `clean`.
 
     If patching an activation moves the metric to its value for `clean`, this activation carries the
-    difference between the two texts. All patches of a layer run in one batch, also for several
+    difference between the two texts. All patches of a layer run in one batch, even for several
     pairs of texts. Earlier layers are not recomputed. In a parallel block (GPT-NeoX), the MLP does
-    not read the attention of its own layer, so patching "attn_out" or a head affects only later
-    layers. If an activation is equal in both runs, no patched run is computed: the result is the
-    metric of `corrupted`.
+    not read the attention output of its own layer, so patching "attn_out" or a head affects only
+    later layers. If an activation is the same in both runs, no patched run is computed: the result
+    is the metric of `corrupted`.
 
     Args:
         model: a model with an LM head.
@@ -217,28 +136,35 @@ def patch(
             positions. If `at` is a list, its activations are patched separately, and all
             results must have the same shape.
         metric: (position, token) for one logit, (position, token, other token) for the difference
-            of two logits, or a function that turns logits (1, T, V) into a number. Negative
-            positions count from the end. A token is an id or a one-token string. A tuple is faster
-            than a function: for a tuple, only the logits of one position are computed. For several
-            pairs, a list may give each pair its own metric.
+            of two logits, one of `metrics`, another object with the methods `value` and `gradient`,
+            or a function that turns logits (1, T, V) into a number. Negative positions count from
+            the end. A token is an id or a one-token string. A tuple is faster than a function: for
+            a tuple, only the logits of one position are computed. For several pairs, a list may
+            give each pair its own metric.
         by: "position" patches a head or neuron at one position at a time. For "pattern", the
             position is the query's position. "head" is the default for activations with heads, and
             "neuron" for activations of neurons.
+        positions: the positions to patch, for example [2, -1]; None means all. A dict names the
+            positions. Each name maps to one position for all pairs, or to a list with a position
+            for each pair: `{"subject": [2, 3], "end": -1}`. For an activation that is patched at
+            one position at a time, the result has an axis of these positions. A patch of a head or
+            neuron covers these positions together.
         normalize: scale the metric so that `corrupted` scores 0 and `clean` scores 1.
 
     Returns:
         A float64 array of metrics. Its shape is (layers, T) for positions, (layers, Hq) for heads,
         (layers, Hkv) for "k" and "v", and (layers, F) for neurons. With `by="position"`, the shape
-        is (layers, Hq, T), (layers, Hkv, T) or (layers, F, T). For several pairs, the first axis is
-        the pair, and the results of shorter texts are padded with NaN. If `at` is a list, the first
-        axis is "site".
+        is (layers, Hq, T), (layers, Hkv, T) or (layers, F, T). For several pairs, the array is the
+        mean over the pairs, and its attribute `pairs` holds the results of each pair, with one more
+        axis in front; the results of shorter texts are padded with NaN, and the mean at a position
+        is over the pairs that have this position. If `at` is a list, the first axis is "site".
 
     Raises:
         TypeError: an argument has a wrong type, or the metric does not return a number.
         ValueError: the two texts of a pair have different numbers of tokens, or the lists have
             different lengths; `at`, `by`, the position or the token does not exist; the model
-            has no LM head; the metric returns an array; or `normalize` is true and the metric
-            is equal in both runs.
+            has no LM head; the metric returns an array; or `normalize` is true and the metric is
+            the same in both runs.
 
     Source:
         Vig et al. 2020, "Investigating Gender Bias in Language Models Using Causal Mediation
@@ -255,15 +181,18 @@ def patch(
     >>> effects.shape == (model.num_layers, model.num_heads, length)
     True
     >>> several = patch(model, texts, texts[::-1], at="z", metric=(-1, 7))
-    >>> several.shape == (2, model.num_layers, model.num_heads)
-    True
+    >>> several.shape == (model.num_layers, model.num_heads), len(several.pairs)
+    (True, 2)
     """
     model = check_words(model)
     if isinstance(at, list | tuple) and all(isinstance(site, str) for site in at):
-        alone = partial(patch, model, clean, corrupted, metric=metric, by=by, normalize=normalize)
-        return _of_sites(at, by, alone)
+        options = {"metric": metric, "by": by, "positions": positions, "normalize": normalize}
+        return _of_sites(at, by, partial(patch, model, clean, corrupted, **options))
     axes = _axes(at, by)
-    pairs = _pairs(model, clean, corrupted, at, metric)
+    read = read_pairs(model, clean, corrupted, metric, positions)
+    site = str(at)
+    need_site(model, site)
+    pairs = list(read.runs(site))
     for pair in pairs if normalize else ():
         pair.normalize_values(np.array(pair.low))  # raises an error if both runs have equal metrics
     lengths = [len(pair.clean.ids) for pair in pairs]
@@ -284,18 +213,36 @@ def _result(pairs: Sequence[Contrast], values: list[Array], name: str, normalize
     if at in ("k", "v") and values[0].shape[1] < pairs[0].model.num_heads:
         unit = "kv_head"
     axes = ["layer", unit, "token"][: values[0].ndim]
-    meaning, words = "share restored" if normalize else "metric", None
+    places = [*pairs[0].places]
+    if places and "token" in axes:
+        values = [
+            array[..., list(pair.places.values())]
+            for pair, array in zip(pairs, values, strict=True)
+        ]
+        axes[axes.index("token")] = "position"
+    meaning, there = "share restored" if normalize else "metric", None
     ground = 0.0 if normalize else float(np.mean([pair.low for pair in pairs]))
     if normalize:
         values = [pair.normalize_values(array) for pair, array in zip(pairs, values, strict=True)]
-    if len(pairs) == 1:
-        whole, words = values[0], pairs[0].words
-    else:
-        widest = max(array.shape[-1] for array in values)
-        whole, axes = np.full((len(pairs), *values[0].shape[:-1], widest), np.nan), ["pair", *axes]
-        for number, array in enumerate(values):
-            whole[number, ..., : array.shape[-1]] = array
-    return Result(whole, axes, of=meaning, title=f"{name} of {at}", words=words, ground=ground)
+    sizes = np.array([array.shape[-1] for array in values])
+    if np.ptp(sizes):
+        there = np.arange(sizes.max()) < sizes[:, None]
+        widths = [
+            [(0, 0)] * (array.ndim - 1) + [(0, sizes.max() - len(array.T))] for array in values
+        ]
+        values = [
+            np.pad(array, width, constant_values=np.nan)
+            for array, width in zip(values, widths, strict=True)
+        ]
+    words = pairs[0].words if all(pair.words == pairs[0].words for pair in pairs) else ()
+    about: dict[str, Any] = {
+        "of": meaning,
+        "title": f"{name} of {at}",
+        "words": {"token": words, "position": places},
+        "ground": ground,
+    }
+    result: Result = mean_of_pairs(np.array(values), axes, there=there, **about)
+    return result
 
 
 def _of_sites(sites: Sequence[str], by: Any, patched: Callable[..., Result]) -> Result:
@@ -315,8 +262,11 @@ def _of_sites(sites: Sequence[str], by: Any, patched: Callable[..., Result]) -> 
             )
     axes, title = ["site", *first.axes], f"Activation patching of {', '.join(sites)}"
     words = {**first.words, "site": list(sites)}
-    values = np.stack(results)
-    return Result(values, axes, of=first.of, title=title, words=words, ground=first.ground)
+    about: dict[str, Any] = {"of": first.of, "title": title, "words": words, "ground": first.ground}
+    joined = Result(np.stack(results), axes, **about)
+    each = np.stack([np.asarray(result.pairs) for result in results], 1)
+    joined.pairs = Result(each, ("pair", *axes), **about)
+    return joined
 
 
 def _axes(at: Any, by: Any) -> tuple[int, ...]:
@@ -330,29 +280,9 @@ def _axes(at: Any, by: Any) -> tuple[int, ...]:
     if by not in (None, "position", unit):
         others = " or ".join(map(repr, dict.fromkeys(("position", unit))))
         raise value_error(
-            f"`by` is {quote(by)}, but {at!r} has no axis of this kind: give {others}"
+            f"`by` is {quote(by)}, but {at!r} has no axis of this kind; pass {others}"
         )
     return axes if by == "position" and unit != "position" else axes[:1]
-
-
-def _pairs(model: Model, clean: Any, corrupted: Any, at: Any, metric: Any) -> list[Contrast]:
-    """Check the arguments; run both texts of each pair."""
-    traces = (model.trace(texts, names=[]) for texts in (clean, corrupted))
-    one, other = (
-        [trace[number].text or trace[number].ids for number in range(len(trace))]
-        for trace in traces
-    )
-    if len(one) != len(other):
-        raise value_error(
-            f"`clean` has {len(one)} texts and `corrupted` has {len(other)}: "
-            "give equal numbers of texts"
-        )
-    metrics = for_each(metric, len(one), "metric")
-    names = [f" of pair {number}" * (len(one) > 1) for number in range(len(one))]
-    return [
-        pair_of(model, texts, at, metric, name)
-        for *texts, metric, name in zip(one, other, metrics, names, strict=True)
-    ]
 
 
 class _Group:
@@ -380,7 +310,7 @@ class _Group:
         differ = (clean != corrupted).reshape(*shape, -1).any(-1)
         for number, pair in enumerate(self.pairs):
             metrics[number] = pair.low
-            if self.by_position and self.model.generates and isinstance(pair.metric, Logit):
+            if self.by_position and self.model.generates and pair.metric.position is not None:
                 # positions after the metric's position do not affect the metric
                 differ[number, ..., 1 + pair.metric.position :] = False
         first, base = layer, self._inputs(layer)
@@ -418,8 +348,8 @@ class _Group:
     def _batches(self, parts: tuple[Array, ...]) -> Iterator[tuple[Array, ...]]:
         """Yield groups of patches. The runs of a group form one batch.
 
-        A batch has at most `TOKENS` tokens, unless a single text has more tokens.
+        A batch has at most `MOST_POSITIONS` tokens, unless a single text has more tokens.
         """
-        step = max(1, TOKENS // self.length)
+        step = max(1, MOST_POSITIONS // self.length)
         for first in range(0, len(parts[0]), step):
             yield tuple(numbers[first : first + step] for numbers in parts)

@@ -1,4 +1,4 @@
-"""`PlotView`, the view of a result, and the drawing of cards and of graphs of edges."""
+"""`PlotView`, the view of a result, and functions that draw cards and graphs."""
 
 import re
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.circuits.results import node_of
 from qkv.see.draw import panels
 from qkv.see.draw.panels import TERMINAL, Column, Panel, Passage, Passages, Table, number_format
 from qkv.see.page.payload import check_theme
@@ -33,7 +34,7 @@ class PlotView(View):
 
     @property
     def sentence(self) -> str:
-        """The headline, which usually names the largest number and its place, such as a head."""
+        """The headline, which usually names the largest number and its position, such as a head."""
         return self.said
 
     @property
@@ -59,7 +60,7 @@ _MEASURES = {  # Attributes of a `Graph`, and their labels in the view.
     "faithfulness": "Faithfulness of these edges",
     "correlation": "Correlation with exact scores on a sample",
 }
-_NODE = re.compile(r"(embed|logits)|attn\.(\d+)\.(\d+)|mlp\.(\d+)")
+_NODE = re.compile(r"(?:(embed|logits)|attn\.(\d+)\.(\d+)|mlp\.(\d+))(?:@(.+))?")
 _BEFORE, _AFTER = 12, 7  # how many words of a long text are shown around its main word
 _IN_ROW = 3
 
@@ -67,12 +68,12 @@ _IN_ROW = 3
 def cards_of(cards: list[Passages], said: str, whole: int, unit: str, theme: str) -> PlotView:
     """Return a page of cards for some neurons, features or heads of a result.
 
-    `whole` is the number of all neurons, features or heads of the result.
+    `whole` is the total number of neurons, features or heads in the result.
     """
     check_theme(theme)
     if not cards:
         raise ValueError(
-            f"cards: there is no {unit} to show: no value is above 0, or no {unit} was given"
+            f"cards: there is no {unit} to show, because no value is above 0 or no {unit} was given"
         )
     facts = ["Shown: the words with the largest values, framed, and the words around them."]
     if len(cards) < whole:
@@ -90,7 +91,7 @@ def in_rows(panels: Sequence[Panel], most: int) -> list[list[Panel]]:
 
 
 def passage_of(value: float, tokens: list[str], values: Array, at: int, top: float) -> Passage:
-    """Return the words around position `at`. A word's color shows its value, relative to `top`."""
+    """Return the words around position `at`. A word's colour shows its value, relative to `top`."""
     words = plain_tokens(tokens, [False] * len(tokens))
     first, end = max(0, at - _BEFORE), min(len(words), at + _AFTER + 1)
     before, after = ["…"] * (first > 0), ["…"] * (end < len(words))
@@ -156,13 +157,13 @@ def graph_view(graph: Any) -> PlotView:
 
 def _edge(sender: Any, receiver: Any, score: Any, nodes: frozenset[str]) -> panels.GraphEdge:
     """Return an edge; raise an error unless the edge connects two of `nodes`."""
-    end, _, last = str(receiver).rpartition(".")
-    node, kind = (end, last) if last in panels.INPUTS else (str(receiver), "")
+    node, last = node_of(str(receiver)), str(receiver).partition("@")[0].rpartition(".")[2]
+    kind = last if last in panels.INPUTS else ""
     for name in (str(sender), node):
         if name not in nodes:
             raise ValueError(
-                f"plot: the edge {sender} → {receiver} joins {name}, which is not among the "
-                f"{len(nodes)} nodes of the graph: add the node"
+                f"plot: the edge {sender} → {receiver} has the end {name}, which is not among the "
+                f"{len(nodes)} nodes of the graph; add the node"
             )
     return panels.GraphEdge(str(sender), node, kind, float(score))
 
@@ -173,18 +174,23 @@ def _cells(nodes: Sequence[str]) -> tuple[dict[str, tuple[float, float]], dict[f
     odd = [name for name in nodes if name not in known]
     if odd:
         raise ValueError(
-            f"plot: the graph has a node {odd[0]!r:.40}: nodes are embed, attn.LAYER.HEAD, "
-            "mlp.LAYER and logits"
+            f"plot: the graph has the node {odd[0]!r:.40}; use the names embed, "
+            "attn.LAYER.HEAD, mlp.LAYER and logits, with @POSITION if the graph has positions"
         )
-    layers = sorted({int(layer or mlp) for _, layer, _, mlp in known.values() if layer or mlp})
-    heads = sorted({int(head) for *_, head, _ in known.values() if head})
+    layers = sorted({int(layer or mlp) for _, layer, _, mlp, _ in known.values() if layer or mlp})
+    heads = sorted({int(head) for _, _, head, _, _ in known.values() if head})
     middle = (max(1, len(heads)) - 1) / 2
+    places = [*dict.fromkeys(place for *_, place in known.values())]
+    # labels with positions are long: "3.1@subject"
+    wide = 1.0 if places == [None] else 0.15 * max(map(len, nodes))
     cells = {}
-    for name, (end, layer, head, mlp) in known.items():
+    for name, (end, layer, head, mlp, place) in known.items():
+        left = places.index(place) * (len(heads) + 1.5)  # the nodes of a position are side by side
         if end:
-            cells[name] = middle, 0.0 if end == "embed" else 2.0 * len(layers) + 1
+            cells[name] = wide * (left + middle), 0.0 if end == "embed" else 2.0 * len(layers) + 1
         elif layer:
-            cells[name] = float(heads.index(int(head))), 2.0 * layers.index(int(layer)) + 1
+            column = heads.index(int(head))
+            cells[name] = wide * (left + column), 2.0 * layers.index(int(layer)) + 1
         else:
-            cells[name] = len(heads) + 0.1, 2.0 * layers.index(int(mlp)) + 2
+            cells[name] = wide * (left + len(heads) + 0.1), 2.0 * layers.index(int(mlp)) + 2
     return cells, {2.0 * row + 1: f"layer {layer}" for row, layer in enumerate(layers)}

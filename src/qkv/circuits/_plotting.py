@@ -1,29 +1,39 @@
 """Draw the results of `qkv.circuits`: `plot`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from qkv._argument_errors import public_call, type_error, value_error
-from qkv.arrays import Array
+from qkv._argument_errors import public_call, value_error
+from qkv.arrays import quote
+from qkv.circuits._plot_kinds import draw_kind
+from qkv.circuits._plot_reader import Drawing, name_axes, read, read_mapping
 from qkv.circuits._plot_view import PlotView, graph_view, in_rows, is_graph
 from qkv.circuits._scanning import HeadScan, Scan
-from qkv.circuits.results import Result
 from qkv.see.analysis.measures import strongest
 from qkv.see.draw import panels
 from qkv.see.draw.colours import scale_end, signed_end
 from qkv.see.page.payload import check_theme
-from qkv.text.tokenized import marks_blanks, plain_tokens
 
 MOST_BARS, MOST_MAPS = 48, 48
-Scale = tuple[float, float]  # The numbers at both ends of a color scale.
-_SHARES = ("weight", "mean weight", "probability")  # Numbers with a color scale from 0 to 1.
+Scale = tuple[float, float]  # The numbers at both ends of a colour scale.
+_SHARES = ("weight", "mean weight", "probability")  # Numbers with a colour scale from 0 to 1.
+_WHOLE = {"embed", "heads", "mlp", "bias"}  # The parts whose contributions sum to the logit.
 
 
 @public_call("plot")
-def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView:
+def plot(
+    result: Any,
+    *,
+    kind: str = "auto",
+    axes: Sequence[str] | None = None,
+    words: Mapping[str, Sequence[str]] | None = None,
+    of: str = "number",
+    theme: str = "auto",
+    stretch: bool = False,
+) -> PlotView:
     """Draw a result of `qkv.circuits`.
 
     The axes of the result determine the picture:
@@ -41,24 +51,41 @@ def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView
       their scores. Only the 150 strongest edges are drawn; the view says how many edges the graph
       has.
 
-    The color scale of weights and probabilities runs from 0 to 1. The scales of all other numbers
+    The colour scale of weights and probabilities runs from 0 to 1. The scales of all other numbers
     run from 0 to the largest number, with one exception: for `patch` and `attribution_patch` with
     `normalize=False`, the scale starts at the metric of the corrupted text. Values below the start
     of a scale are red.
 
+    `kind` chooses a different picture:
+
+    - `kind="lines"`: a line for each index of the first axis and for each entry of a dict; the last
+      axis (layers, steps, positions) runs from left to right. Around a mean over pairs, a band
+      shows one standard deviation.
+    - `kind="scatter"`: a named point for each index of two results, `{"one": a, "other": b}`, or
+      for each complex number, such as an eigenvalue.
+    - `kind="tokens"`: the labels of the last axis as text, coloured by value: blue above 0, red
+      below 0.
+    - `kind="top"`: for each row, the labels of the last axis with the 10 largest numbers, such as
+      the top tokens of each direction.
+
     Args:
-        result: a result of `qkv.circuits`, or an `xarray.DataArray`, for example a slice of
-            `result.to_xarray()` or the difference of two DataArrays.
+        result: a result of `qkv.circuits`, an `xarray.DataArray`, an array with `axes=`, or a dict
+            of such results, which are drawn side by side.
+        kind: "auto", "lines", "scatter", "tokens" or "top".
+        axes: a name for each axis of an array without names, such as ("layer", "head").
+        words: labels for the indices of these axes, keyed by the name of the axis.
+        of: the meaning of the numbers of an array with `axes=`, such as "weight".
         theme: "light", "dark", or "auto"; "auto" follows the theme of the site or system.
-        stretch: whether the color scale of weights ends at the largest weight instead of at 1.
+        stretch: whether the colour scale of weights ends at the largest weight instead of at 1.
 
     Returns:
         A view for notebooks and terminals, with export methods such as `to_html` and `to_png`.
 
     Raises:
-        TypeError: `result` has another type, or is an array without named axes.
-        ValueError: `result` is empty, `theme` is unknown, or an edge joins a node that is missing
-            from the graph.
+        TypeError: `result` has an unsupported type, or is an array without named axes.
+        ValueError: `result` is empty; `kind` or `theme` is unknown, or does not fit the result;
+            `axes` or `words` do not fit the array; or an edge joins a node that is missing from the
+            graph.
 
     >>> import qkv
     >>> from qkv import circuits
@@ -67,230 +94,48 @@ def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView
     ['layer', 'head']
     """
     check_theme(theme)
+    if axes is not None:
+        result = name_axes(result, axes, words, of)
+    if kind != "auto" and (is_graph(result) or isinstance(result, Scan)):
+        name = type(result).__name__
+        raise value_error(
+            f"`kind` is {quote(kind)}, but a {name} has only one kind of plot; omit `kind`"
+        )
     if is_graph(result):
         return replace(graph_view(result), theme=theme)
     if isinstance(result, Scan):
         return result.cards(theme=theme)
     if isinstance(result, HeadScan):
         result = result.scores
-    parts = _of_mapping(result) if isinstance(result, Mapping) else [_read(result)]
+    raw, many = kind != "auto", isinstance(result, Mapping)
+    parts = read_mapping(result, raw=raw) if many else [read(result, raw=raw)]
+    if kind != "scatter" and any(np.iscomplexobj(part.values) for part in parts):
+        raise value_error(
+            "the numbers of `result` are complex; pass kind='scatter', or pass the absolute values"
+        )
     facts = [part.sentence for part in parts if part.values.ndim and len(parts) > 1]
     facts += [part.note for part in parts if part.note]
     said = parts[0].sentence if len(parts) == 1 else _together(parts)
-    rows, numbers = _rows(parts, stretch), {"results": [part.to_dict() for part in parts]}
+    numbers = {"results": [part.to_dict() for part in parts]}
+    if raw:
+        rows, more = draw_kind(kind, parts)
+        facts += more
+    else:
+        rows = _rows(parts, stretch)
     return PlotView(said, facts, rows, numbers, theme=theme, stretch=stretch)
 
 
-class _Axis(NamedTuple):
-    """An axis of a drawing, with a number and an optional word for each index."""
-
-    name: str
-    numbers: list[Any]
-    words: Sequence[str] | None = None
-
-    @property
-    def kind(self) -> str:
-        """The kind of the indices, for example "kv head"."""
-        return self.name.replace("_", " ")
-
-    @property
-    def names(self) -> Sequence[str]:
-        """The labels of the indices in a picture."""
-        if self.words is not None:
-            return self.words
-        counted = self.name.endswith(("layer", "head"))
-        return [
-            f"{self.kind} {number}" if counted and isinstance(number, int) else str(number)
-            for number in self.numbers
-        ]
-
-    def label(self, index: int) -> str:
-        """Describe an index in words, for example "layer 3" or "token 4 (the)"."""
-        counted = f"{self.kind} {self.numbers[index]}"
-        if self.words is None:
-            return counted
-        return self.words[index] if self.name == "layer" else f"{counted} ({self.words[index]})"
-
-
-@dataclass(frozen=True, eq=False)
-class _Drawing:
-    """Numbers to draw, and their axes."""
-
-    values: Array
-    axes: tuple[_Axis, ...]
-    of: str
-    title: str
-    ground: float = 0.0
-    tokens: Array | None = None  # a token for each number, or None
-    note: str = ""
-
-    @property
-    def kind(self) -> tuple[str, float]:
-        """The meaning of the numbers, and the number for "no effect".
-
-        Drawings of the same kind share a color scale.
-        """
-        return self.of, self.ground
-
-    @property
-    def sizes(self) -> Array:
-        """The distance of each number from `ground`; 0 for infinite numbers and NaN."""
-        far = np.abs(self.values - self.ground)
-        return np.where(np.isfinite(far), far, 0.0)
-
-    @property
-    def strongest(self) -> tuple[int, ...]:
-        """The index of the number with the largest distance from `ground` (usually 0)."""
-        return tuple(map(int, np.unravel_index(int(self.sizes.argmax()), self.values.shape)))
-
-    @property
-    def sentence(self) -> str:
-        """A sentence that tells the user the number furthest from `ground`, and its index.
-
-        If the numbers have tokens, the returned sentence tells the user the last number and its
-        token, not the number furthest from `ground`.
-        """
-        if not np.isfinite(self.values).any():
-            return f"{self.title}: no number is finite."
-        form = panels.number_format(self.values)
-        if self.tokens is not None:
-            last = tuple(size - 1 for size in self.values.shape)
-            value = form(float(self.values[last]))
-            token = f"{self.tokens[last]} with {self.of} {value}"
-            return f"{self.title}: {token}, {self.label(last)}."
-        index, meaning = self.strongest, self.of
-        meaning += f", no effect: {form(self.ground)}" if self.ground else ""
-        at = f"strongest at {self.label(index)}, " if index else ""
-        return f"{self.title}: {at}{form(float(self.values[index]))} ({meaning})."
-
-    def label(self, index: Sequence[int]) -> str:
-        """Describe an index along all axes: layer 3, head 2, token 4 (the)."""
-        return ", ".join(axis.label(number) for axis, number in zip(self.axes, index, strict=True))
-
-    def at(self, index: int) -> "_Drawing":
-        """Return the numbers at an index of the first axis."""
-        tokens, title = self.tokens, self.axes[0].label(index)
-        tokens = None if tokens is None else tokens[index]
-        values, axes = self.values[index], self.axes[1:]
-        return replace(self, values=values, axes=axes, title=title, tokens=tokens)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the numbers and words of the drawing."""
-        about: dict[str, Any] = {"title": self.title, "of": self.of, "values": self.values}
-        about |= {"axes": [x.name for x in self.axes], "places": [x.names for x in self.axes]}
-        return about if self.tokens is None else about | {"tokens": self.tokens.tolist()}
-
-
-def _of_mapping(results: Mapping[Any, Any]) -> list[_Drawing]:
-    """Read each entry of a dict. Plain numbers get the label of the first `Result` in the dict."""
-    meaning = next((one.of for one in results.values() if isinstance(one, Result)), "number")
-    numbers = (float, int, np.number)
-    parts = [
-        _Drawing(np.asarray(float(value)), (), meaning, str(name))
-        if isinstance(value, numbers)
-        else replace(_read(value), title=str(name))
-        for name, value in results.items()
-    ]
-    if not parts:
-        raise value_error("`result` is an empty dict: give a dict with results")
-    return parts
-
-
-def _read(result: Any) -> _Drawing:
-    """Read one result."""
-    if hasattr(result, "dims") and hasattr(result, "dtype"):
-        part = _from_xarray(result)
-    elif isinstance(result, Result) and result.axes:
-        sizes = zip(result.axes, result.shape, strict=True)
-        axes = tuple(_Axis(name, [*range(n)], result.words.get(name)) for name, n in sizes)
-        part = _Drawing(np.asarray(result), axes, result.of, result.title, result.ground)
-    else:
-        kind = type(result).__name__
-        if isinstance(result, np.ndarray):
-            kind += f" {result.shape}, without named axes"
-        raise type_error(
-            f"`result` is {kind}: give a result of qkv.circuits, or an "
-            "xarray.DataArray, such as a slice of result.to_xarray()"
-        )
-    if part.values.size == 0:
-        raise value_error(f"`result` is empty, {part.values.shape}: give a result with numbers")
-    last = part.axes[-1].name if part.axes else ""
-    # The softmax needs the logits of all tokens, but a DataArray may lack some of them.
-    if last == "V" and part.of == "logit" and isinstance(result, Result):
-        return _likeliest(part)
-    values = part.values.astype(np.float64)
-    if last == "D":
-        note = f"Each number is the sum over the {values.shape[-1]} numbers of a vector."
-        return replace(part, values=values.sum(-1), axes=part.axes[:-1], note=note)
-    return _with_heads_of_all_layers(replace(part, values=values))
-
-
-def _from_xarray(array: Any) -> _Drawing:
-    """Read a DataArray, its axis names and its index numbers."""
-    if array.dtype.kind not in "fiub":
-        raise type_error(f"`result` is a DataArray of {array.dtype}: give a DataArray of numbers")
-    axes = []
-    for name in map(str, array.dims):
-        words = array.coords.get(f"{name}_text")
-        labels = None if words is None or words.dims != (name,) else list(map(str, words.values))
-        axes.append(_Axis(name, array[name].values.tolist(), labels))
-    meaning, title = array.attrs.get("of", "number"), str(array.name or "Result")
-    return _Drawing(array.values, tuple(axes), meaning, title, array.attrs.get("ground", 0.0))
-
-
-def _likeliest(part: _Drawing) -> _Drawing:
-    """Return the most probable token of each position from logits (..., T, V)."""
-    best = part.values.argmax(-1)
-    probabilities = np.empty(best.shape)
-    for index in np.ndindex(best.shape[:-1]):
-        logits = part.values[index].astype(np.float64)  # (T, V), for one layer
-        with np.errstate(invalid="ignore"):
-            exponentials = np.exp(logits - logits.max(-1, keepdims=True))
-            probabilities[index] = 1 / exponentials.sum(-1)
-    words = np.array(part.axes[-1].names, object)
-    # a token that continues a word begins with "##", as in `Model.predict`
-    before = ["Ġ", "a"] if marks_blanks(part.axes[-1].names) else []
-    plain = {
-        word: plain_tokens([*before, word], [False] * (len(before) + 1))[-1]
-        for word in {*words[best].flat}
-    }
-    tokens = np.vectorize(plain.get, otypes=[object])(words[best])
-    note = "Each cell: the most probable token, and its probability."
-    values, axes = probabilities, part.axes[:-1]
-    return replace(part, values=values, axes=axes, of="probability", tokens=tokens, note=note)
-
-
-def _with_heads_of_all_layers(part: _Drawing) -> _Drawing:
-    """Merge axes until at most three remain.
-
-    First, an axis of layers is merged with the following axis of heads: the label "3.2" means head
-    2 of layer 3. If more than three axes still remain, the first two axes are merged.
-    """
-    axes, index = list(part.axes), 0
-    while len(part.axes) > 3 and index + 1 < len(axes):
-        one, other = axes[index : index + 2]
-        if one.name.endswith("layer") and other.name.endswith("head"):
-            numbers = [f"{layer}.{head}" for layer in one.numbers for head in other.numbers]
-            axes[index : index + 2] = [_Axis(other.name, numbers)]
-        index += 1
-    while len(axes) > 3:
-        one, other = axes[:2]
-        both = [f"{first}, {second}" for first in one.names for second in other.names]
-        axes[:2] = [_Axis(f"{one.name}, {other.name}", both)]
-    shape = [len(axis.numbers) for axis in axes]
-    return replace(part, values=part.values.reshape(shape), axes=tuple(axes))
-
-
-def _together(parts: Sequence[_Drawing]) -> str:
-    """Return a sentence about several results: their sum, or their names and axes."""
-    if parts[0].of.startswith("share of"):
-        numbers = np.array([part.values.sum() for part in parts])
-        return f"The parts sum to {panels.number_format(numbers)(numbers.sum())} ({parts[0].of})."
+def _together(parts: Sequence[Drawing]) -> str:
+    """Return a sentence about several results: the sum of all contributions, or names and axes."""
+    if {part.title for part in parts} >= _WHOLE and parts[0].of == "contribution":
+        # the neurons' contributions are part of the MLPs' contributions
+        numbers = np.array([part.values.sum() for part in parts if part.title != "neurons"])
+        return f"The contributions sum to {panels.number_format(numbers)(numbers.sum())}."
     axes = " and ".join(axis.kind for axis in parts[0].axes)
     return ", ".join(part.title for part in parts) + (f", by {axes}." if axes else ".")
 
 
-def _rows(parts: Sequence[_Drawing], stretch: bool) -> list[list[panels.Panel]]:
+def _rows(parts: Sequence[Drawing], stretch: bool) -> list[list[panels.Panel]]:
     """Return rows of panels.
 
     Results with at most one axis become bars, and one chart contains the bars of all such results
@@ -317,7 +162,7 @@ def _rows(parts: Sequence[_Drawing], stretch: bool) -> list[list[panels.Panel]]:
     return rows
 
 
-def _heat_map(part: _Drawing, scale: Scale, **options: Any) -> panels.HeatMap:
+def _heat_map(part: Drawing, scale: Scale, **options: Any) -> panels.HeatMap:
     rows, columns = part.axes
     return panels.HeatMap(
         title=part.title,
@@ -335,7 +180,7 @@ def _heat_map(part: _Drawing, scale: Scale, **options: Any) -> panels.HeatMap:
     )
 
 
-def _small_maps(part: _Drawing, scale: Scale) -> list[list[panels.Panel]]:
+def _small_maps(part: Drawing, scale: Scale) -> list[list[panels.Panel]]:
     """Return a small heat map for each index of the first axis, and a large map for one index."""
     count = len(part.values)
     maps = [part.at(number) for number in range(count)]
@@ -367,7 +212,7 @@ def _small_maps(part: _Drawing, scale: Scale) -> list[list[panels.Panel]]:
     ]
 
 
-def _bars(parts: Sequence[_Drawing], scale: Scale, *, alone: bool) -> list[panels.Panel]:
+def _bars(parts: Sequence[Drawing], scale: Scale, *, alone: bool) -> list[panels.Panel]:
     """Return a bar chart of all numbers in `parts`; each part's array has at most one axis."""
     values = np.concatenate([part.values.ravel() for part in parts])
     names = [

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -14,10 +15,10 @@ from qkv.models.model import Model
 from qkv.models.network.batch import PackedIds
 from qkv.models.run.batches import windows as grouped
 from qkv.models.run.text_reader import as_ids, ids_given
-from qkv.models.tasks.gradient import checked_position, word_id
+from qkv.models.tasks.gradient import Reading, is_reading, readings_of, word_id
 from qkv.models.tasks.tracing import layers_to_run, names_to_keep
 from qkv.text.tokenizer import check_text
-from qkv.trace import Recorder, Trace
+from qkv.trace import Recorder, Seq2SeqTrace, Trace
 from qkv.trace.activations import activation, parse, short_name
 
 Texts = Iterable[Any] | Array  # Texts, or the token ids of one text.
@@ -25,31 +26,11 @@ Names = str | Iterable[str]  # One name or several.
 Target = tuple[Any, ...]  # (position, token) or (position, token, other token).
 
 
-class Logit(NamedTuple):
-    """A logit at a position, or the difference of two logits.
-
-    Attributes:
-        position: counted from 0.
-        tokens: the id of one token, or the ids of two tokens whose logits are subtracted.
-
-    >>> Logit(0, [2, 0]).of(np.array([1.0, 0.0, 4.0])).item()
-    3.0
-    """
-
-    position: int
-    tokens: list[int]
-
-    def of(self, logits: Array) -> Array:
-        """Return the logit or the difference of two logits, in float64, from `logits` (..., V)."""
-        chosen = logits[..., self.tokens].astype(np.float64)
-        return np.asarray(chosen[..., 0] - chosen[..., 1:].sum(-1))
-
-
 def check_model(model: Any) -> Model:
     """Return the model; raise an error unless the model is a text encoder or decoder."""
     if not isinstance(model, Model):
         kind = type(model).__name__
-        raise type_error(f"`model` is {kind}: give a model from qkv.load(name)")
+        raise type_error(f"`model` is {kind}; pass a model from qkv.load(name)")
     model.need("analyse")
     return model
 
@@ -67,11 +48,16 @@ def check_trace(trace: Any, model: Model | None = None, *, many: bool = False) -
     The trace must be from a model with as many layers as `model`. Unless `many` is true, the trace
     must hold a single text.
     """
+    if isinstance(trace, Seq2SeqTrace):
+        name = trace.encoder.model
+        raise value_error(
+            f"{name} reads one text and writes another: load a text encoder or decoder"
+        )
     if not isinstance(trace, Trace):
         kind = type(trace).__name__
-        raise type_error(f"`trace` is {kind}: give a trace from model.trace(text)")
+        raise type_error(f"`trace` is {kind}; pass a trace from model.trace(text)")
     if len(trace) > 1 and not many:
-        raise value_error(f"`trace` holds {len(trace)} texts: give one, for example trace[0]")
+        raise value_error(f"`trace` holds {len(trace)} texts; pass one, for example trace[0]")
     if model is not None and trace.num_layers != model.num_layers:
         raise value_error(
             f"`trace` has {trace.num_layers} layers and {model.name} has "
@@ -89,9 +75,9 @@ def check_index(number: Any, count: int, name: str, error: type[Exception] = Ind
     2
     """
     if not is_whole_number(number):
-        raise type_error(f"{name} is {quote(number)}: give a whole number")
+        raise type_error(f"{name} is {quote(number)}; pass a whole number")
     if not -count <= number < count:
-        raise invalid(error, f"there is no {name} {number}: give 0 to {count - 1}")
+        raise invalid(error, f"there is no {name} {number}; pass 0 to {count - 1}")
     return int(number) % count
 
 
@@ -112,42 +98,42 @@ def pick(trace: Trace, *names: Any) -> Array:
     )
 
 
-def for_each(value: Any, count: int, name: str) -> list[Any]:
-    """Return a list with one value per text; a single value is repeated for all texts.
-
-    >>> for_each((-1, 7), 2, "metric"), for_each([(-1, 7), (3, 2)], 2, "metric")
-    ([(-1, 7), (-1, 7)], [(-1, 7), (3, 2)])
-    """
-    if not isinstance(value, list) or not all(
-        callable(one) or isinstance(one, tuple | list) for one in value
-    ):
-        return [value] * count
-    if len(value) != count:
-        raise value_error(
-            f"`{name}` is a list of {len(value)} for {count} texts: give one "
-            "value for all texts, or a list with one value for each text"
-        )
-    return value
-
-
-def check_logit(value: Any, model: Model, length: int, name: str) -> Logit:
-    """Convert `(position, token)` or `(position, token, other token)` to a `Logit`.
+def readings(
+    model: Model, value: Any, lengths: Sequence[int], name: str, unit: str, what: str
+) -> list[Reading]:
+    """Return the reading of each text: a function of its logits, with its gradient if known.
 
     Args:
-        value: the tuple. The position may be negative. A token may be a one-token string.
         model: a model with an LM head.
-        length: the number of tokens of the text.
-        name: the argument name for error messages.
+        value: a tuple, a metric or a function, or a list with one of these for each text.
+        lengths: the number of tokens of each text.
+        name: the name of the argument in error messages.
+        unit: "text" or "pair", for error messages.
+        what: the kinds of values that are allowed: "any"; "gradient", which excludes functions; or
+            "logit", which allows only a logit or the difference of two logits.
     """
-    parts = tuple(value) if isinstance(value, tuple | list) else ()
-    if len(parts) not in (2, 3) or not is_whole_number(parts[0]):
+    token_id = partial(word_id, model, model.need_words(), argument=f"`{name}`")
+
+    def is_known(one: Any) -> bool:
+        return is_reading(one) or callable(one) or isinstance(one, tuple | list)
+
+    found = readings_of(value, lengths, token_id, name, unit, is_known)
+    ways = "pass (position, token) or (position, token, other token)"
+    if found is None:
         raise type_error(
-            f"{name} is {quote(value)}: give (position, token) or (position, token, other token)"
+            f"`{name}` is {quote(value)}; {ways}" + ", or a metric" * (what != "logit")
         )
-    position = checked_position(parts[0], length, argument=name)
-    words = model.need_words()
-    ids = [word_id(model, words, token, argument=name) for token in parts[1:]]
-    return Logit(position, ids)
+    if what == "gradient" and any(one.slopes is None for one in found):
+        raise type_error(
+            f"`{name}` is a function, whose gradient is unknown; {ways}, pass an object with the "
+            'methods value and gradient, or measure the effects exactly (patch, method="exact")'
+        )
+    if what == "logit" and any(one.tokens is None for one in found):
+        raise type_error(
+            f"`{name}` is neither a logit nor a logit difference, so it cannot be split into "
+            f"contributions; {ways}"
+        )
+    return found
 
 
 TEXTS = 4096  # The maximum number of texts in a list that `windows` yields.
@@ -175,7 +161,7 @@ class _Reader:
         if not isinstance(text, np.ndarray | list | tuple):
             if self.truncator is None:
                 raise value_error(
-                    f"{name} is not a list of ids and {model.name} has no tokenizer: give token ids"
+                    f"{name} is not a list of ids and {model.name} has no tokenizer; pass token ids"
                 )
             return check_text(text, name=name)
         rows, limit = len(model.embedding.table), model.max_seq_length
@@ -212,7 +198,7 @@ def windows(model: Model, texts: Any, *, empty: bool = False) -> Iterator[list[R
         texts = [texts]
     if not isinstance(texts, Iterable):
         kind = type(texts).__name__
-        raise type_error(f"`texts` is {kind}: give strings, or the ids of their tokens")
+        raise type_error(f"`texts` is {kind}; pass strings, or the ids of their tokens")
     read, first = _Reader(model, empty), 0
     for window in grouped(map(read.check, texts, count()), TEXTS):
         yield read(window, first)
@@ -232,9 +218,9 @@ def batches(window: Sequence[Read], most: int) -> Iterator[list[Read]]:
     """Yield batches of texts of similar length.
 
     A batch has at most `MOST_POSITIONS` positions, and at most `most` attention weights per head. A
-    text that exceeds a limit runs alone. A text that is shorter than the longest text of its batch
-    needs padding. A text that needs padding is added to a batch only if the batch then has at
-    most `MOST_POSITIONS / 2` positions. Otherwise, the text starts a new batch.
+    text that exceeds a limit runs alone. A text that needs padding, because its batch contains a
+    longer text, is added only if the batch then has at most `MOST_POSITIONS / 2` positions.
+    Otherwise, it starts a new batch.
 
     >>> texts = [Read(n, "", np.zeros(length)) for n, length in enumerate((2, 5, 3, 1))]
     >>> [[len(text.ids) for text in batch] for batch in batches(texts, 30)]
@@ -341,10 +327,10 @@ def sites(model: Model, names: Any, argument: str) -> list[str]:
         if activation(name).axes[:2] != ("text", "token"):
             raise value_error(
                 f"`{argument}` has {name}, which does not have one row per "
-                'token: give vectors, for example ("resid_post", 0) or ("z", 0)'
+                'token; pass activations such as ("resid_post", 0) or ("z", 0)'
             )
     if not full:
-        raise value_error(f"`{argument}` is empty: give activations, for example ('resid_post', 0)")
+        raise value_error(f"`{argument}` is empty; pass activations, for example ('resid_post', 0)")
     return full
 
 
@@ -353,8 +339,8 @@ def one_site(model: Model, name: Any, argument: str) -> str:
     full = sites(model, [name], argument)
     if len(full) > 1:
         raise value_error(
-            f"`{argument}` is {quote(name)}, which means {len(full)} "
-            f'activations: give one layer, as ("{name}", 0)'
+            f"`{argument}` is {quote(name)}, which names {len(full)} "
+            f'activations; pass one of them, such as ("{name}", 0)'
         )
     return full[0]
 
@@ -369,15 +355,15 @@ def rows_of(model: Model, texts: Any, name: str, *, may_be_empty: bool = False) 
         model: a text encoder or decoder.
         texts: any iterable of texts. A text is a string or an array of token ids.
         name: the full name of the activation.
-        may_be_empty: if True and the texts hold no token, the function yields nothing and raises no
-            error.
+        may_be_empty: if True and the texts contain no tokens, the function yields nothing instead
+            of raising an error.
 
     Yields:
         `(texts, rows)`: the texts of a batch and the rows of their tokens, (tokens, n). If the
         activation has one vector per head, a row is the concatenation of these vectors.
 
     Raises:
-        ValueError: the texts hold no token and `may_be_empty` is false.
+        ValueError: the texts contain no tokens and `may_be_empty` is false.
     """
     empty = not may_be_empty
     for window in windows(model, texts):
@@ -386,7 +372,7 @@ def rows_of(model: Model, texts: Any, name: str, *, may_be_empty: bool = False) 
             empty = False
             yield batch, rows.reshape(len(rows), -1)
     if empty:
-        raise value_error("the texts hold no token: give a text with tokens")
+        raise value_error("the texts contain no tokens; pass a text with tokens")
 
 
 def record_rows(model: Model, ids: Sequence[Array], names: Sequence[str]) -> dict[str, Array]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,14 +11,16 @@ import numpy as np
 from qkv._argument_errors import value_error
 from qkv.arrays import Array, Arrays, compute_type
 from qkv.attend import attention
-from qkv.circuits._patching import TOKENS, Contrast
-from qkv.circuits._reader import Logit
+from qkv.circuits._pairs import Contrast, Pairs
+from qkv.circuits._reader import MOST_POSITIONS
 from qkv.layers import Block, LayerNorm, MultiHeadAttention
 from qkv.layers.attention.forward import Inputs, Positions, attention_out, project_heads
 from qkv.layers.base import promote, quiet, to_bfloat16_like
 from qkv.layers.norm import HeadNorms
 from qkv.models.model import Model
 from qkv.models.network.head import BuiltHead
+from qkv.models.network.transformer import Transformer
+from qkv.ops import LazyMatrix, StoredMatrix
 from qkv.ops.packing import frozen
 from qkv.ops.threads import matmul_alone
 
@@ -68,6 +71,15 @@ class Wiring:
         self.receivers["logits"] = Receiver(len(layers), "logits", 0, len(self.senders))
 
 
+def streams_of(pairs: Pairs, runs: int = 8, **options: Any) -> Iterator[list["Residual"]]:
+    """Run pairs in batches; yield each batch's streams. `Pairs.batches` describes the options."""
+    has_mlp = any(block.mlp is not None for block in pairs.model.layers)
+    names = ["z", *["mlp_out"] * has_mlp]
+    for batch in pairs.batches(*names, runs=runs, **options):
+        yield with_deltas([Residual(pair) for pair in batch])
+        del batch  # frees the traces before the next batch runs
+
+
 def check_residual(model: Model) -> Model:
     """Return the model, or raise an error if a part's input is not a sum of earlier outputs."""
     for block in model.layers:
@@ -103,8 +115,7 @@ def _ungroup_block(block: Block) -> Block:
     parameters = dict(attn.parameters)
     for name, array in parameters.items():
         if name.startswith(("k_proj.", "v_proj.")):
-            heads = array.reshape(*array.shape[:-1], attn.num_kv_heads, -1)
-            parameters[name] = frozen(np.repeat(heads, group, -2).reshape(*array.shape[:-1], -1))
+            parameters[name] = _repeat_heads(array, attn.num_kv_heads, group)
     other = copy(block)
     options = {
         name: getattr(attn, name) for name in ("num_heads", "rotary", "q_norm", "k_norm", "clip")
@@ -112,6 +123,16 @@ def _ungroup_block(block: Block) -> Block:
     other.attn = MultiHeadAttention.from_parameters(parameters, **options)
     other._parts = block._parts | {"attn": other.attn}
     return other
+
+
+def _repeat_heads(array: Array, heads: int, group: int) -> Array:
+    """Repeat each key or value head; if `array` is lazy, the result has no values in memory."""
+    size = array.shape[-1] // heads
+    columns = np.repeat(np.arange(heads * size).reshape(heads, size), group, 0).reshape(-1)
+    if isinstance(array, LazyMatrix):
+        shape = (*array.shape[:-1], len(columns))
+        return StoredMatrix(lambda: array.read()[..., columns], shape, array.dtype)
+    return frozen(array[..., columns])
 
 
 _KINDS = (*INPUTS, "mlp", "logits")
@@ -145,9 +166,6 @@ class _Edges(NamedTuple):
     sender: Array
 
 
-Changed = Iterator[tuple[Array, Array]]  # Indices of edges, and the layer's output for each edge.
-
-
 class Residual:
     """A clean run, a corrupted run, and edited versions of the clean run.
 
@@ -172,25 +190,51 @@ class Residual:
         ids, other = (np.asarray(run.ids) for run in (pair.clean, pair.corrupted))
         self.length = stop = len(ids)
         first, self._only = 0, slice(None)
-        position = pair.metric.position if isinstance(pair.metric, Logit) else None
+        position = pair.metric.position
         if self.model.generates:
             stop = stop if position is None else position + 1
             same = np.equal(ids, other)[: stop - 1]
             first = int(np.argmin([*same, False]))
         if position is not None:
             self._only = slice(position - first, position - first + 1)
-        self.span, self._head = slice(first, stop), self._head_of(pair)
-        self.clean = [self._clean_state(layer) for layer in range(len(self.layers))]
-        self.corrupted, clean = self._outputs(other), self._outputs(ids)
-        self.deltas = self.corrupted - clean
+        self.span, self._head = slice(first, stop), head_of(self.network, pair.metric.tokens)
+        size = len(self.wiring.senders), self.span.stop - self.span.start, self.model.dim
+        self.deltas = np.empty(size, self.network.dtype)
         self.base, self.low = (
             float(self._values(self._last(run)[None, self.cut(len(self.layers))])[0])
             for run in (pair.clean, pair.corrupted)
         )
 
+    @cached_property
+    def clean(self) -> list[CleanState]:
+        """The state of each layer in the clean run; estimates do not need these states."""
+        return [self._clean_state(layer) for layer in range(len(self.layers))]
+
+    def at(self, place: str) -> "Residual":
+        """Return a stream whose senders change only at a position that the caller gives.
+
+        For "", which stands for all positions, return this stream.
+        """
+        if not place:
+            return self
+        other, part = copy(self), self.part(place)
+        other.deltas = np.zeros_like(self.deltas)
+        other.deltas[:, part] = self.deltas[:, part]
+        return other
+
+    def part(self, place: str) -> slice:
+        """Return one of the caller's positions as a slice of the recomputed ones; "" means all."""
+        index = self.index(place) if place else None
+        return slice(index, index + 1) if index is not None else slice(0, None if not place else 0)
+
+    def index(self, place: str) -> int | None:
+        """Return a position's index among the recomputed positions, or None if it is missing."""
+        index = self.pair.places[place] - self.span.start
+        return index if 0 <= index < self.deltas.shape[1] else None
+
     @quiet
     def effects(self, wanted: Arrays) -> dict[str, Array]:
-        """Corrupt one edge at a time; return the resulting changes of the metric.
+        """Corrupt one edge at a time; return the resulting changes in the metric.
 
         Args:
             wanted: sender indices (n,), keyed by receiver.
@@ -198,6 +242,8 @@ class Residual:
         Returns:
             A dict from each receiver to the changes (n,), float64.
         """
+        if not wanted:
+            return {}
         about = [self.wiring.receivers[name] for name in wanted]
         sizes = [len(senders) for senders in wanted.values()]
         edges = _Edges(
@@ -208,14 +254,23 @@ class Residual:
         )
         changes = np.zeros(len(edges.sender))
         alive = np.array(self.deltas.any((1, 2)))[edges.sender]  # The runs differ.
-        readers = {INPUTS: self._behind_heads, ("mlp",): self._behind_mlp}
-        readers[("logits",)] = self._behind_all
-        for layer in range(len(self.layers) + 1):
-            for kinds, behind in readers.items():
-                fits = np.isin(edges.kind, [_KINDS.index(kind) for kind in kinds])
-                indices = np.flatnonzero(alive & fits & (edges.layer == layer))
-                for part, x in behind(layer, edges, indices) if len(indices) else ():
-                    changes[part] = self._values(self._run(layer + 1, x)) - self.base
+        of_mlp = edges.kind == _KINDS.index("mlp")
+        order = np.lexsort((edges.sender, of_mlp, edges.layer))
+        for part in self._parts(order[alive[order]]):
+            x: list[Array] = []
+            # each layer runs once for all edges that end in this layer or in an earlier layer
+            for layer in range(edges.layer[part[0]], len(self.layers) + 1):
+                if x and layer < len(self.layers):
+                    x = [self._run(layer, np.concatenate(x))]
+                here = part[edges.layer[part] == layer]
+                for chosen, behind in (
+                    (edges.kind[here] < len(INPUTS), self._behind_heads),
+                    (of_mlp[here], self._behind_mlp),
+                    (edges.kind[here] == _KINDS.index("logits"), self._behind_all),
+                ):
+                    if chosen.any():
+                        x.append(behind(layer, edges, here[chosen]))
+            changes[part] = self._values(np.concatenate(x)) - self.base
         return dict(zip(wanted, np.split(changes, np.cumsum(sizes)[:-1]), strict=True))
 
     @quiet
@@ -223,20 +278,26 @@ class Residual:
         """Return the metric of a clean run in which some edges carry the corrupted outputs.
 
         Args:
-            corrupted: masks keyed by receiver. A mask (n,) is True for each corrupted sender. A
-                receiver without a mask has no corrupted senders.
+            corrupted: masks keyed by receiver. A mask (senders, n) is True for each sender and
+                position that is corrupted; (senders, 1) stands for all positions. A receiver
+                without a mask has no corrupted senders.
         """
         # The corrupted output of each sender minus the sender's output in this run.
         now = np.zeros_like(self.deltas)
         now[0] = self.deltas[0]
         x = self.clean[0].pre
+        width = next((mask.shape[1] for mask in corrupted.values()), 1)
 
         def read(x: Array, *names: str) -> Array:
             """Return the inputs (names, n, D) of receivers that read the residual stream `x`."""
             count = self.wiring.receivers[names[0]].senders
-            none = np.zeros(count, bool)
+            none = np.zeros((count, width), bool)
             masks = np.array([corrupted.get(name, none) for name in names], now.dtype)
-            return x + matmul_alone(masks, now[:count].reshape(count, -1)).reshape(-1, *x.shape)
+            if width == 1:
+                change = matmul_alone(masks[..., 0], now[:count].reshape(count, -1))
+                return x + change.reshape(-1, *x.shape)
+            change = matmul_alone(masks.transpose(2, 0, 1), now[:count].swapaxes(0, 1))
+            return x + change.swapaxes(0, 1)
 
         for layer, block in enumerate(self.layers):
             start, count = self.wiring.starts[layer], block.attn.num_heads
@@ -249,13 +310,15 @@ class Residual:
             }
             z = self._attend(layer, inputs, self.clean[layer].before)
             mid = x + self._finish(layer, self._join_heads(layer, z))[0]
-            now[start : start + count] = self.corrupted[start : start + count]
-            now[start : start + count] -= self._head_outputs(layer, z)
+            now[start : start + count] = self.deltas[start : start + count]
+            for sign, one in ((1, self.clean[layer].z), (-1, z)):
+                now[start : start + count] += sign * self.head_outputs(layer, one)
             if block.mlp is None:
                 x = mid
                 continue
             out = self._mlp(layer, read(x if block.parallel else mid, f"mlp.{layer}"))[0]
-            now[start + count] = self.corrupted[start + count] - out
+            clean = self.pair.clean["mlp_out", layer][0, self.span]
+            now[start + count] = self.deltas[start + count] + clean - out
             x = mid + out
         x = read(x, "logits")
         return float(self._values(x[:, self.cut(len(self.layers))])[0])
@@ -274,86 +337,69 @@ class Residual:
         raw = self._join_heads(layer, z)
         return CleanState(pre, parts, before, z, raw, pre + self._finish(layer, raw)[0])
 
-    def _outputs(self, ids: Array) -> Array:
-        """Return the output of each sender in a run, (senders, n, D)."""
-        has_mlp = any(block.mlp is not None for block in self.layers)
-        run = self.model.trace(ids, names=["resid_pre", "z", *["mlp_out"] * has_mlp])
-        outputs = [run["resid_pre", 0]]
-        for layer, block in enumerate(self.layers):
-            outputs.append(self._head_outputs(layer, np.swapaxes(run["z", layer], 1, 2)))
-            if block.mlp is not None:
-                outputs.append(run["mlp_out", layer])
-        return np.concatenate([array[:, self.span] for array in outputs])
-
     def _last(self, run: Any) -> Array:
         """Return the output of the last layer in a run, (n, D)."""
         return self.pair.input_of(run, len(self.layers))[self.span]
 
-    def _behind_heads(self, layer: int, edges: _Edges, indices: Array) -> Changed:
-        """Corrupt each edge that ends at a head.
-
-        Yield pairs of arrays: the indices of some edges, and the layer's output for each edge.
-        """
+    def _behind_heads(self, layer: int, edges: _Edges, indices: Array) -> Array:
+        """Corrupt edges that end at heads, one at a time; return the layer's outputs."""
         state, cut, block = self.clean[layer], self.cut(layer), self.layers[layer]
-        weights = _output_weights(block)
+        head, kind = edges.head[indices], edges.kind[indices]
+        senders, number = np.unique(edges.sender[indices], return_inverse=True)
+        parts = self._project(layer, state.pre + self.deltas[senders], self.span)
+        parts["q"] = parts["q"][:, :, cut]
         clean = state.parts | {"q": state.parts["q"][:, :, cut]}
-        fed = self._mlp(layer, state.pre[None, cut]) if block.parallel else None
-        for senders in self._parts(np.unique(edges.sender[indices])):
-            parts = self._project(layer, state.pre + self.deltas[senders], self.span)
-            parts["q"] = parts["q"][:, :, cut]
-            inputs = (clean | {kind: parts[kind]} for kind in INPUTS)
-            z = np.stack([self._attend(layer, one, state.before, cut.start or 0) for one in inputs])
-            z -= state.z[:, :, cut]  # (3, senders, H, n, dv)
-            for part in self._parts(indices[np.isin(edges.sender[indices], senders)]):
-                head, kind = edges.head[part], edges.kind[part]
-                outputs = z[kind, np.searchsorted(senders, edges.sender[part]), head]
-                more = matmul_alone(outputs, weights[head])
-                mid = state.pre[cut] + self._finish(layer, state.raw[:, cut] + more)
-                yield part, mid + (self._mlp(layer, mid) if fed is None else fed)
+        outputs = np.empty((len(indices), *state.z[0, 0, cut].shape), state.z.dtype)
+        for code in np.unique(kind):
+            inputs = clean | {INPUTS[code]: parts[INPUTS[code]]}
+            z = self._attend(layer, inputs, state.before, cut.start or 0)
+            z -= state.z[:, :, cut]  # (senders, H, n, dv)
+            outputs[kind == code] = z[number[kind == code], head[kind == code]]
+        more = matmul_alone(outputs, _output_weights(block)[head])
+        mid = state.pre[cut] + self._finish(layer, state.raw[:, cut] + more)
+        return mid + self._mlp(layer, state.pre[None, cut] if block.parallel else mid)
 
-    def _behind_mlp(self, layer: int, edges: _Edges, indices: Array) -> Changed:
-        """Corrupt each edge that ends at the MLP.
-
-        Yield pairs of arrays: the indices of some edges, and the layer's output for each edge.
-        """
+    def _behind_mlp(self, layer: int, edges: _Edges, indices: Array) -> Array:
+        """Corrupt edges that end at the MLP, one at a time; return the layer's outputs."""
         state, cut = self.clean[layer], self.cut(layer)
         read = state.pre if self.layers[layer].parallel else state.mid
-        for part in self._parts(indices):
-            change = self.deltas[edges.sender[part]][:, cut]
-            yield part, state.mid[cut] + self._mlp(layer, read[cut] + change)
+        change = self.deltas[edges.sender[indices]][:, cut]
+        return state.mid[cut] + self._mlp(layer, read[cut] + change)
 
-    def _behind_all(self, layer: int, edges: _Edges, indices: Array) -> Changed:
-        """Corrupt each edge that ends at the logits.
-
-        Yield pairs of arrays: the indices of some edges, and the last layer's output for each edge.
-        """
-        for part in self._parts(indices):
-            change = self.deltas[edges.sender[part]]
-            yield part, (self._last(self.pair.clean) + change)[:, self.cut(layer)]
+    def _behind_all(self, layer: int, edges: _Edges, indices: Array) -> Array:
+        """Corrupt edges that end at the logits, one at a time; return the last layer's outputs."""
+        change = self.deltas[edges.sender[indices]]
+        return (self._last(self.pair.clean) + change)[:, self.cut(layer)]
 
     def _parts(self, numbers: Array) -> Iterator[Array]:
         """Yield groups of edges. The runs of a group form one batch.
 
-        A batch has at most `TOKENS` positions, unless a single run has more positions.
+        A batch has at most `MOST_POSITIONS` positions, unless a single run has more positions.
         """
-        step = max(1, TOKENS // self.deltas.shape[1])
+        step = max(1, MOST_POSITIONS // self.deltas.shape[1])
         for first in range(0, len(numbers), step):
             yield numbers[first : first + step]
 
-    def _run(self, first: int, x: Array) -> Array:
-        """Run layer `first` on `x`, then all later layers; return the last output, (n, ...)."""
-        for layer in range(first, len(self.layers)):
-            cut, block = self.cut(layer), self.layers[layer]
-            parts = self._project(layer, x, self.span)
-            parts["q"], x = parts["q"][:, :, cut], x[:, cut]
-            z = self._attend(layer, parts, self.clean[layer].before, cut.start or 0)
-            mid = x + self._finish(layer, self._join_heads(layer, z))
-            x = mid + self._mlp(layer, x if block.parallel else mid)
-        return x
+    def _run(self, layer: int, x: Array) -> Array:
+        """Run a layer on `x` (edges, n, D), with the key and value heads that the model has."""
+        cut, block, state = self.cut(layer), self.pair.model.layers[layer], self.clean[layer]
+        group = block.attn.num_heads // block.attn.num_kv_heads
+        parts = self._project(layer, x, self.span, block)
+        parts["q"], x = parts["q"][:, :, cut], x[:, cut]
+        before = {kind: heads[::group] for kind, heads in state.before.items()}
+        z = self._attend(layer, parts, before, cut.start or 0)
+        mid = x + self._finish(layer, self._join_heads(layer, z))
+        mid += self._mlp(layer, x if block.parallel else mid)
+        return mid
 
-    def _project(self, layer: int, x: Array, positions: slice) -> dict[str, Array]:
-        """Return queries, keys and values (n, H, t, d) of a layer for its inputs `x` (n, t, D)."""
-        block = self.layers[layer]
+    def _project(
+        self, layer: int, x: Array, positions: slice, block: Block | None = None
+    ) -> dict[str, Array]:
+        """Return queries, keys and values (n, H, t, d) of a layer for its inputs `x` (n, t, D).
+
+        By default, `block` is the layer in which each query head has its own key and value head.
+        """
+        block = block or self.layers[layer]
         x = x if block.norm1 is None else block.norm1.run(x)[0]
         x, dtype = promote(to_bfloat16_like(x, block.attn.parameters), block.attn.parameters)
         at = Positions(np.arange(positions.start, positions.stop), self.length)
@@ -394,7 +440,7 @@ class Residual:
             x = part.run(to_bfloat16_like(x, part.parameters))[0]
         return x
 
-    def _head_outputs(self, layer: int, z: Array) -> Array:
+    def head_outputs(self, layer: int, z: Array) -> Array:
         """Return the vectors (H, t, D) that the heads add to the stream, given `z` (1, H, t, dv).
 
         A norm after attention divides the outputs of all heads by the same number, which is taken
@@ -408,25 +454,63 @@ class Residual:
             outputs = outputs / scale * norm.scaled()
         return outputs if block.scale1 is None else block.scale1.run(outputs)[0]
 
-    def _head_of(self, pair: Contrast) -> BuiltHead:
-        """Return the LM head, reduced to the tokens of the metric."""
-        head = self.network.head
-        assert head is not None
-        if not isinstance(pair.metric, Logit):
-            return head
-        tokens, name = pair.metric.tokens, "head.out_proj."
-        part = {k: array[..., tokens] for k, array in head.parameters.items() if k.startswith(name)}
-        return replace(head, parameters={**head.parameters, **part})
-
     def _values(self, x: Array) -> Array:
         """Return the metric (n,) for the output `x` of the last layer, (n, t, D)."""
-        if not isinstance(self.pair.metric, Logit):
+        metric = self.pair.metric
+        if metric.position is None:
             before = self.pair.input_of(self.pair.clean, len(self.layers))[: self.span.start]
             whole = (np.concatenate([before, one]) for one in x)
             return np.concatenate([self.pair.values(one[None]) for one in whole])
         rows, _ = self.network.finish(x[:, 0])
-        logits = self._head(rows, np.arange(len(rows) + 1))
-        return self.pair.metric._replace(tokens=[*range(len(self.pair.metric.tokens))]).of(logits)
+        # the head has only the columns of the metric's tokens
+        return np.asarray(metric.of(self._head(rows, np.arange(len(rows) + 1))))
+
+
+@quiet
+def with_deltas(streams: list[Residual]) -> list[Residual]:
+    """Compute the `deltas` of streams; each weight of the model is read once for all streams."""
+    runs = [run for stream in streams for run in (stream.pair.corrupted, stream.pair.clean)]
+    spans = [stream.span for stream in streams for _ in range(2)]
+    ends = np.cumsum([span.stop - span.start for span in spans])[:-1]
+
+    def fill(sender: int, name: str, layer: int) -> None:
+        for stream in streams:
+            high, low = (
+                run[name, layer][0, stream.span]
+                for run in (stream.pair.corrupted, stream.pair.clean)
+            )
+            np.subtract(high, low, out=stream.deltas[sender])
+
+    fill(0, "resid_pre", 0)
+    for layer, (block, start) in enumerate(
+        zip(streams[0].layers, streams[0].wiring.starts, strict=True)
+    ):
+        z = np.concatenate(
+            [run["z", layer][0, span] for run, span in zip(runs, spans, strict=True)]
+        )
+        outputs = streams[0].head_outputs(layer, np.swapaxes(z, 0, 1)[None])
+        parts = np.split(outputs, ends, axis=1)
+        end = start + block.attn.num_heads
+        for stream, high, low in zip(streams, parts[::2], parts[1::2], strict=True):
+            np.subtract(high, low, out=stream.deltas[start:end])
+        if block.mlp is not None:
+            fill(end, "mlp_out", layer)
+    return streams
+
+
+def head_of(network: Transformer, tokens: Sequence[int] | None) -> BuiltHead:
+    """Return the LM head; if tokens are given, keep only their logits."""
+    head, name = network.head, "head.out_proj."
+    assert head is not None
+    if tokens is None:
+        return head
+    # take rows of the transposed matrix, because a lazy matrix then reads only these rows
+    part = {
+        key: array.T[np.array(tokens)].T
+        for key, array in head.parameters.items()
+        if key.startswith(name)
+    }
+    return replace(head, parameters={**head.parameters, **part})
 
 
 def _output_weights(block: Block) -> Array:

@@ -173,7 +173,7 @@ def measures(model: Model, texts: Any, at: str, sae: Any) -> dict[str, float]:
         count += len(rows)
         active += int((features > 0).sum())
         fired = fired | (features > 0).any(0)
-        left += np.square(rows - sae.decode(features)).sum(dtype=np.float64)
+        left += np.square(rows - sae.decode(features, rows)).sum(dtype=np.float64)
         squares += np.square(rows).sum(dtype=np.float64)
         total = total + rows.sum(0, dtype=np.float64)
     variance = squares - float(np.square(total).sum() / count)

@@ -122,11 +122,11 @@ class Example(_InText):
     """A text in which a neuron or feature has a large activation.
 
     Attributes:
-        value: the largest activation in the text.
+        value: the largest activation in the text; in a negative scan, the most negative activation.
         number: the index of the text.
         text: the given text, as a string or token ids (T,).
         tokens: the token strings.
-        position: the position of the largest activation.
+        position: the position of `value`.
         activations: (T,), the activation at each token.
     """
 
@@ -145,6 +145,8 @@ class Scan:
         density: (n,), the fraction of tokens with an activation above 0.
         mean: (n,), the mean activation over all tokens.
         largest: (n,), the largest activation; 0 if none is above 0.
+        negative: whether activations below 0 were scanned. If so, `density` counts the activations
+            below 0, and `largest` and the examples hold the most negative activations.
     """
 
     at: str
@@ -154,6 +156,7 @@ class Scan:
     mean: Array
     _best: Best
     _spelled: Mapping[int, str]
+    negative: bool = False
 
     def __repr__(self) -> str:
         return f"<Scan of {len(self)} {self.unit}s of {self.at}, {self.tokens:,} tokens>"
@@ -164,7 +167,11 @@ class Scan:
     @property
     def largest(self) -> Array:
         """(n,), the largest activation of each neuron or feature; 0 if none is above 0."""
-        return np.asarray(self._best.values[:, 0])
+        return self._sign * np.asarray(self._best.values[:, 0])
+
+    @property
+    def _sign(self) -> int:
+        return -1 if self.negative else 1
 
     def _repr_html_(self) -> str:
         """Return the first page of cards, for a notebook."""
@@ -200,8 +207,8 @@ class Scan:
         """
         top = whole_number(top, name="top", least=1)
         if numbers is None:
-            order = np.argsort(-self.largest, kind="stable")[:MOST_CARDS]
-            numbers = order[self.largest[order] > 0].tolist()
+            order = np.argsort(-np.abs(self.largest), kind="stable")[:MOST_CARDS]
+            numbers = order[self.largest[order] != 0].tolist()
         names = numbers if isinstance(numbers, Mapping) else {}
         cards = []
         for number in numbers:
@@ -210,8 +217,11 @@ class Scan:
                 passage_of(x.value, x.tokens, x.activations, x.position, examples[0].value)
                 for x in examples
             ]
-            share = f"above 0 at {self.density[number]:.2%} of tokens"
-            explained = share if passages else "never above 0"
+            side = "below 0" if self.negative else "above 0"
+            share = f"{side} at {self.density[number]:.2%} of tokens"
+            explained = share if passages else f"never {side}"
+            if self.negative:  # red, like all numbers below 0
+                passages = [x._replace(shares=[-one for one in x.shares]) for x in passages]
             title = f"{self.unit} {number % len(self)}" + f": {names.get(number)}" * bool(names)
             cards.append(Passages(title=title, explained=explained, passages=passages))
         summary = f"{len(self):,} {self.unit}s of {self.at} on {self.tokens:,} tokens."
@@ -232,11 +242,22 @@ class Scan:
             IndexError: the neuron or feature does not exist.
         """
         number = check_index(number, len(self), self.unit)
-        return [Example(*entry) for entry in self._best.entries(number, self._spelled)]
+        entries = self._best.entries(number, self._spelled)
+        return [
+            Example(self._sign * value, text_number, text, tokens, position, self._sign * row)
+            for value, text_number, text, tokens, position, row in entries
+        ]
 
 
 @public_call("scan")
-def scan(model: Model, texts: Texts, *, of: str | tuple[str, int] | SAE, top: int = 20) -> Scan:
+def scan(
+    model: Model,
+    texts: Texts,
+    *,
+    of: str | tuple[str, int] | SAE,
+    top: int = 20,
+    negative: bool = False,
+) -> Scan:
     """Find the texts with the largest activations of each neuron or autoencoder feature.
 
     Each text is read once. Memory grows with the number of neurons and with `top`, but not with the
@@ -251,6 +272,7 @@ def scan(model: Model, texts: Texts, *, of: str | tuple[str, int] | SAE, top: in
         of: one activation of one layer, such as ("post", 3), to scan its neurons; or an `SAE`, to
             scan its features.
         top: the number of texts to keep per neuron or feature, at least 1.
+        negative: whether to find the most negative activations instead.
 
     Returns:
         A `Scan`: `.density`, `.mean` and `.largest` (n,) hold one number per neuron or feature.
@@ -259,7 +281,7 @@ def scan(model: Model, texts: Texts, *, of: str | tuple[str, int] | SAE, top: in
     Raises:
         TypeError: a text is neither a string nor ids, `model` is not a model, or `top` is not an
             integer.
-        ValueError: `of` names several activations, or an activation without one row per token;
+        ValueError: `of` names several activations, or one that does not have one row per token;
             `top` is below 1; the model is not a text encoder or decoder; or an id is outside the
             model's vocabulary.
         KeyError: the activation does not exist.
@@ -279,7 +301,7 @@ def scan(model: Model, texts: Texts, *, of: str | tuple[str, int] | SAE, top: in
     sae = of if isinstance(of, SAE) else None
     if sae is not None and sae.at is None:
         raise value_error(
-            f"`of` is {sae!r}, which has no activation name: set its attribute, "
+            f"`of` is {sae!r}, which has no activation name: set its attribute `at`, "
             "for example sae.at = ('resid_post', 3)"
         )
     name = one_site(model, of if sae is None else sae.at, "of")
@@ -290,6 +312,7 @@ def scan(model: Model, texts: Texts, *, of: str | tuple[str, int] | SAE, top: in
     total: Any = 0.0
     for batch, rows in rows_of(model, texts, name):
         values = rows if sae is None else sae.encode(rows)  # (tokens, n)
+        values = -values if negative else values
         best = best or Best(values.shape[1], top)
         count += len(values)
         above = above + (values > 0).sum(0)
@@ -306,9 +329,11 @@ def scan(model: Model, texts: Texts, *, of: str | tuple[str, int] | SAE, top: in
             best.add(units, largest[cells], numbers[which], positions[cells], columns)
             best.keep(batch)
     if best is None:
-        raise value_error("the texts hold no token: give a text with tokens")
+        raise value_error("the texts contain no tokens; pass a text with tokens")
     unit = "neuron" if sae is None else "feature"
-    return Scan(name, unit, count, above / count, total / count, best, best.token_strings(model))
+    spelled = best.token_strings(model)
+    mean = (-total if negative else total) / count
+    return Scan(name, unit, count, above / count, mean, best, spelled, negative)
 
 
 @dataclass(frozen=True, eq=False)
@@ -355,7 +380,7 @@ class HeadScan:
             theme: "light", "dark", or "auto"; "auto" follows the theme of the site or system.
 
         Returns:
-            A view with one card per head, for the (up to) 24 heads with the largest values.
+            A view with one card per head, for at most 24 heads: those with the largest values.
 
         Raises:
             KeyError: `scan_heads` was not called with this measure.
@@ -432,9 +457,9 @@ def scan_heads(model: Model, texts: Texts, of: Names = _NAMES, top_k: int = 10) 
     Args:
         model: a text encoder or decoder from `qkv.load`.
         texts: an iterable of texts. A text is a string or an array (T,) of token ids.
-        of: names of measures: the measures of `head_scores`, and "strongest". "strongest" is the
-            largest weight of a query. "strongest" ignores the weights on special tokens and on the
-            first position, because heads that do nothing attend to these positions.
+        of: names of measures, which may be those of `head_scores` and "strongest" (the largest
+            weight of a query, ignoring special tokens and the first position, to which many heads
+            attend when no other key is relevant).
         top_k: the number of examples to keep per head and measure, at least 1.
 
     Returns:

@@ -1,22 +1,26 @@
 """Scores of attention heads and differences between two models, averaged over many texts."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from qkv._argument_errors import public_call, value_error
-from qkv.arrays import Array
+from qkv.arrays import Array, quote
 from qkv.circuits import _reader
 from qkv.circuits._reader import Read
 from qkv.circuits.results import Result
 from qkv.layers.base import starts_of
 from qkv.models.model import Model, handed_on
+from qkv.models.tasks.predict import log_softmax
 from qkv.trace.recorder import pad_rows
 
 NAMES = ("previous", "next", "same", "first", "last", "induction", "entropy")
 STRONGEST = "strongest"
+Patterns = Mapping[str, Callable[[Array], Any]]  # a measure's name, and its pattern for the ids
+NO_PATTERNS: Patterns = MappingProxyType({})
 
 
 def checked_names(measures: _reader.Names, known: Sequence[str]) -> tuple[str, ...]:
@@ -35,9 +39,12 @@ class Measures:
     Args:
         batch: the token ids of each text, (T,).
         special: the ids of special tokens.
+        patterns: functions that return a pattern (T, T) for the ids of a text, keyed by measure.
     """
 
-    def __init__(self, batch: Sequence[Array], special: Sequence[int]) -> None:
+    def __init__(
+        self, batch: Sequence[Array], special: Sequence[int], patterns: Patterns = NO_PATTERNS
+    ) -> None:
         starts = starts_of(map(len, batch))
         packed = np.concatenate(batch)
         self.ids = pad_rows(packed, starts)  # (B, T), 0 in the padding.
@@ -47,6 +54,39 @@ class Measures:
         self.words = pad_rows(~np.isin(packed, special), starts)
         self.words[:, 0] = False
         self._parts: dict[tuple[int, int], _Pairs] = {}
+        self._patterns = {name: self._pad(name, make, batch) for name, make in patterns.items()}
+
+    def _pad(self, name: str, make: Callable[[Array], Any], batch: Sequence[Array]) -> Array:
+        """Return the patterns (B, T, T) of a measure, 0 in the padding."""
+        padded = np.zeros((*self.ids.shape, self.ids.shape[1]))
+        for number, ids in enumerate(batch):
+            pattern, size = np.asarray(make(ids)), len(ids)
+            if pattern.shape != (size, size):
+                raise value_error(
+                    f"the pattern {quote(name)} has shape {pattern.shape} for a text of {size} "
+                    f"tokens; return shape ({size}, {size}), with a row for each query"
+                )
+            padded[number, :size, :size] = pattern
+        return padded
+
+    def mask(self, weights: Array, first: int, skip: Collection[str]) -> Array:
+        """Return weights (B, H, Q, K) with 0 for skipped keys and for queries in the padding."""
+        queries, keys = weights.shape[2:]
+        kept = np.repeat(self.there[:, None, first : first + queries, None], keys, axis=3)
+        if "first" in skip:
+            kept[..., 0] = False
+        if "self" in skip:
+            kept &= np.arange(keys) != np.arange(first, first + queries)[:, None]
+        return np.asarray(weights * kept)
+
+    def count_mask(self, name: str, first: int, queries: int) -> Array:
+        """Return a mask (B, Q) of the queries that a measure counts."""
+        if name != "induction":
+            return self.there[:, first : first + queries]
+        pairs = self._pairs(first, queries)
+        counted = np.zeros(pairs.shape, bool)
+        counted.flat[pairs.rows] = True
+        return counted
 
     def count(self, name: str) -> int:
         """Return the number of queries over which a measure is averaged."""
@@ -62,6 +102,9 @@ class Measures:
             weights: (B, H, Q, K), 0 in the padding.
             first: the position of the first query.
         """
+        if name in self._patterns:
+            rows = self._patterns[name][:, first : first + weights.shape[2]]
+            return np.asarray(np.einsum("bhqk,bqk->bhq", weights, rows))
         if name in ("same", "induction"):
             return self._pairs(first, weights.shape[2]).values(weights, int(name == "induction"))
         return np.asarray(_MEASURES[name](self, weights, first))
@@ -176,11 +219,12 @@ class HeadSums:
 
     Attributes:
         sums: arrays (layers, heads) of float64, keyed by measure.
-        counts: numbers of queries, keyed by measure.
+        counts: the numbers of queries, keyed by measure; if keys are skipped, the sums (layers,
+            heads) of the weights on the other keys.
     """
 
     sums: dict[str, Array]
-    counts: dict[str, int]
+    counts: dict[str, Any]
 
     def __add__(self, other: "HeadSums") -> "HeadSums":
         return HeadSums(
@@ -192,15 +236,22 @@ class HeadSums:
         """Return the mean (layers, heads) of each measure; NaN for a measure without queries."""
         results = {}
         for name, part in self.sums.items():
-            mean = part / (self.counts[name] or np.nan)
+            count = np.asarray(self.counts[name], np.float64)
+            mean = part / np.where(count > 0, count, np.nan)
             meaning = "nats" if name == "entropy" else "mean weight"
             results[name] = Result(mean, ("layer", "head"), of=meaning, title=name)
         return results
 
 
 @public_call("head_scores")
-def head_scores(model: Model, texts: _reader.Texts, of: _reader.Names = NAMES) -> dict[str, Result]:
-    """Measure what each attention head looks at, averaged over all queries of all texts.
+def head_scores(
+    model: Model,
+    texts: _reader.Texts,
+    of: _reader.Names | Patterns = NAMES,
+    *,
+    skip: str | Collection[str] = (),
+) -> dict[str, Result]:
+    """Measure what each attention head attends to, averaged over all queries of all texts.
 
     Each text is read once. Memory does not depend on the number of texts, and grows linearly with
     the length of a text. Special tokens are included. Texts are truncated as in `trace`, and a
@@ -219,14 +270,22 @@ def head_scores(model: Model, texts: _reader.Texts, of: _reader.Names = NAMES) -
               out.
             - "entropy": the entropy of the query's weights, in nats.
 
+            Or a dict of measures of your own: each value is a function that returns a pattern
+            (T, T) for the ids (T,) of a text. The measure of a query is the sum of its weights,
+            each multiplied by the pattern's entry for that query and key.
+        skip: the keys to ignore: "first", the first position of a text, to which many heads attend
+            when no other key is relevant; "self", the position of the query; or both. The sum of a
+            measure over all queries is then divided by the sum of the weights on all other keys.
+
     Returns:
         Arrays (layers, heads) of float64, keyed by measure. A measure that applies to no query is
         NaN: for example, "induction" is NaN if no text repeats a token.
 
     Raises:
         TypeError: a text is neither a string nor ids, or `model` is not a model.
-        ValueError: a measure does not exist, the model is not a text encoder or decoder, or an id
-            is outside the model's vocabulary.
+        ValueError: a measure does not exist, the model is not a text encoder or decoder, an id
+            is outside the model's vocabulary, a pattern has the wrong shape, or `skip` is unknown
+            or is given with "entropy".
 
     Source:
         Induction: Olsson et al. 2022, "In-context Learning and Induction Heads", where the measure
@@ -238,8 +297,26 @@ def head_scores(model: Model, texts: _reader.Texts, of: _reader.Names = NAMES) -
     >>> scores = head_scores(qkv.load("random"), texts, ["first", "entropy"])
     >>> scores["first"].shape, bool((scores["entropy"] <= np.log(3)).all())
     ((1, 2), True)
+    >>> diagonal = {"itself": lambda ids: np.eye(len(ids))}
+    >>> head_scores(qkv.load("random"), texts, diagonal, skip="first")["itself"].shape
+    (1, 2)
     """
-    return head_sums(model, texts, of).means()
+    skipped = {skip} if isinstance(skip, str) else set(skip)
+    if not skipped <= {"first", "self"}:
+        raise value_error(f"`skip` is {quote(skip)}; choose among first, self")
+    own = isinstance(of, Mapping) and all(map(callable, of.values()))
+    patterns = of if isinstance(of, Mapping) and own else NO_PATTERNS
+    names = tuple(patterns) if own else checked_names(of, NAMES)
+    if not names:
+        raise value_error("`of` is empty; pass a function for each measure")
+    if skipped and of is NAMES:
+        names = tuple(name for name in names if name != "entropy")
+    if skipped and "entropy" in names and not patterns:
+        raise value_error(
+            "`of` has 'entropy', which needs all weights; leave out 'entropy' or `skip`"
+        )
+    model = _reader.check_model(model)
+    return sum_measures(model, texts, names, patterns=patterns, skip=skipped).means()
 
 
 @public_call("head_scores")
@@ -265,7 +342,14 @@ Keep = Callable[[Sequence[Read]], None] | None
 
 
 def sum_measures(
-    model: Model, texts: Any, names: Sequence[str], add: Add = None, keep: Keep = None
+    model: Model,
+    texts: Any,
+    names: Sequence[str],
+    add: Add = None,
+    keep: Keep = None,
+    *,
+    patterns: Patterns = NO_PATTERNS,
+    skip: Collection[str] = (),
 ) -> HeadSums:
     """Return the sums of measures over all queries, without checking `model` and `names`.
 
@@ -275,18 +359,27 @@ def sum_measures(
         names: the names of the measures.
         add: a function that is called with each `Measurement`.
         keep: a function that is called with each group of texts, after they are measured.
+        patterns: the patterns of measures that the caller defines.
+        skip: the keys to ignore, as for `head_scores`.
     """
     shape = model.num_layers, model.num_heads
-    result = HeadSums({name: np.zeros(shape) for name in names}, dict.fromkeys(names, 0))
+    counts: dict[str, Any] = {name: np.zeros(shape) if skip else 0 for name in names}
+    result = HeadSums({name: np.zeros(shape) for name in names}, counts)
     special = sorted(model.tokenizer.special_ids) if model.tokenizer else []
 
     def measure(batch: list[Read]) -> None:
         ids = [text.ids for text in batch]
-        measured = Measures(ids, special)
-        for name in names:
+        measured = Measures(ids, special, patterns)
+        for name in () if skip else names:
             result.counts[name] += measured.count(name)
 
         def use(layer: int, first: int, weights: Array) -> None:
+            if skip:
+                weights = measured.mask(weights, first, skip)
+                rows = weights.sum(3, dtype=np.float64)  # (B, H, Q)
+                for name in names:
+                    counted = measured.count_mask(name, first, weights.shape[2])
+                    result.counts[name][layer] += np.einsum("bhq,bq->h", rows, counted)
             for name in names:
                 values = measured.values(name, weights, first)  # (B, H, Q)
                 result.sums[name][layer] += values.sum(2).sum(0, dtype=np.float64)
@@ -305,7 +398,7 @@ def sum_measures(
 
 @public_call("diff")
 def diff(model_a: Model, model_b: Model, texts: _reader.Texts) -> dict[str, Result | float]:
-    """Compare two models on many texts, for example one model before and after fine-tuning.
+    """Compare two models on many texts, for example a model before and after fine-tuning.
 
     Each text is read once. Memory does not grow with the number of texts.
 
@@ -316,12 +409,13 @@ def diff(model_a: Model, model_b: Model, texts: _reader.Texts) -> dict[str, Resu
     - "mlp": the outputs of MLPs, if the models have MLPs.
     - "heads": the activation `z` of each head, (layers, Hq).
 
-    Two zero vectors have the cosine 1; a zero vector and a nonzero vector have the cosine 0.
+    The cosine of two zero vectors is taken to be 1, and that of a zero and a nonzero vector, 0.
 
     If both models have LM heads, three more measures compare the logits:
 
     - "logits": the mean absolute difference.
-    - "kl": the KL divergence of the probabilities of `model_b` from those of `model_a`, in nats.
+    - "kl": the KL divergence, the mean of `log(p_a / p_b)` under the probabilities `p_a` of
+      `model_a`, in nats.
     - "same": the share of tokens for which both models predict the same word.
 
     Args:
@@ -336,7 +430,7 @@ def diff(model_a: Model, model_b: Model, texts: _reader.Texts) -> dict[str, Resu
     Raises:
         TypeError: `model_a` or `model_b` is not a model, or a text is neither a string nor ids.
         ValueError: the models have different sizes or split a text into different tokens; or the
-            texts hold no token.
+            texts contain no tokens.
 
     >>> import qkv
     >>> one, other = qkv.load("books-decoder"), qkv.load("books-decoder", dtype="bfloat16")
@@ -370,7 +464,7 @@ def diff(model_a: Model, model_b: Model, texts: _reader.Texts) -> dict[str, Resu
         for name, values in measured:
             sums[name] = sums.get(name, 0.0) + values.sum(0, dtype=np.float64)
     if not count:
-        raise value_error("the texts hold no token: give a text with tokens")
+        raise value_error("the texts contain no tokens; pass a text with tokens")
     axes = {"heads": ("layer", "head")}
     return {
         name: Result(total / count, axes.get(name, ("layer",)), of="cosine", title=name)
@@ -390,13 +484,13 @@ def _names(one: Model, other: Model) -> dict[str, list[tuple[str, int]]]:
     ):
         if sizes[0] != sizes[1] and None not in sizes:
             raise value_error(
-                f"{one.name} has {sizes[0]} {kind} and {other.name} has {sizes[1]}: give "
-                "models of the same sizes"
+                f"{one.name} has {sizes[0]} {kind} and {other.name} has {sizes[1]}; pass models "
+                "of the same size"
             )
     hooks = [[layer.hooks for layer in model.layers] for model in (one, other)]
     if hooks[0] != hooks[1]:
         raise value_error(
-            f"the blocks of {one.name} and {other.name} have different parts: give models "
+            f"the blocks of {one.name} and {other.name} have different parts; pass models "
             "of the same family"
         )
     layers = range(one.num_layers)
@@ -423,7 +517,7 @@ def _pairs(one: Model, other: Model, texts: Any) -> Iterator[list[Read]]:
             if not np.array_equal(text.ids, same.ids):
                 raise value_error(
                     f"{one.name} splits text {text.number} into {len(text.ids)} tokens, but "
-                    f"{other.name} into {len(same.ids)} different tokens: give models with the "
+                    f"{other.name} into {len(same.ids)} different tokens; pass models with the "
                     "same tokenizer"
                 )
         for batch in _reader.batches(window, _reader.MOST_POSITIONS * _reader.MOST_POSITIONS):
@@ -444,10 +538,7 @@ def _cosines(one: Array, other: Array) -> Array:
 
 def _changes(one: Array, other: Array) -> dict[str, Array]:
     """Compare the logits (tokens, V) of two models; return three measures (tokens,)."""
-    logs = []
-    for logits in (one, other):
-        wide = logits - logits.max(-1, keepdims=True)
-        logs.append(wide - np.log(np.exp(wide).sum(-1, keepdims=True)))
+    logs = log_softmax(one), log_softmax(other)
     return {
         "logits": np.abs(one - other).mean(-1),
         "kl": (np.exp(logs[0]) * (logs[0] - logs[1])).sum(-1),
