@@ -23,7 +23,12 @@ BESIDE = ("engine/api.js", "engine/server.js", "engine/worker.js")
 # variables and functions, so that error messages stay readable.
 FLAGS = (
     *("--bundle", "--format=iife", "--global-name=page", "--charset=utf8"),
-    *("--legal-comments=none", "--minify-whitespace", "--log-level=warning"),
+    *(
+        "--legal-comments=none",
+        "--minify-whitespace",
+        "--log-level=warning",
+        "--loader:.wasm=base64",
+    ),
 )
 
 

@@ -68,12 +68,11 @@ def page(results: list[dict[str, Any]], notes: str) -> str:
     parts = [
         INTRODUCTION,
         "## Goals and results\n\n"
-        "Each processor has two tables: the machine, and the goals that it reached or missed. A\n"
-        "relative speed of 2x means that `qkv` takes half the time of the peer. If the peer has\n"
-        "several ways, the name of its fastest way is in brackets. The peak is the rate of\n"
+        "A relative speed of 2x means that `qkv` takes half the time of the peer. If there are\n"
+        "several ways to use the peer, the fastest is named in brackets. The peak is the rate of\n"
         "multiply-adds in registers, and the read rate is the rate of reading a large array; both\n"
-        "were measured between the rounds of the work. Some goals hold only for processors with\n"
-        "AMX, and are marked *not on this processor* for the others.\n",
+        "were measured between the timed rounds. Goals for processors with AMX are listed only\n"
+        "for these processors.\n",
     ]
     for result in results:
         parts += [f"### {result['machine']['processor']}\n", machine(result), goals(result)]
@@ -93,7 +92,7 @@ def page(results: list[dict[str, Any]], notes: str) -> str:
                 parts += [details(found["rows"])]
                 parts += [shares(row) for row in found["rows"] if row.get("parts")]
                 if "when" in found:
-                    parts += [f"Measured at {found['when']}{elsewhere(found)}.\n"]
+                    parts += [f"Measured on {found['when']}{elsewhere(found)}.\n"]
     parts += [HOW, REPEAT.format(minutes=minutes(max(one["seconds"] for one in results)))]
     return "\n".join(parts)
 
@@ -105,37 +104,39 @@ This page compares the speed of `qkv.attention` with that of other libraries and
 peak, for attention alone and for whole models. All numbers in the tables come from `make bench`.
 
 - Each implementation was **verified against the formula, or the model, in float64** before it was
-  timed. For attention, up to 256 queries of each head were verified. The largest error is next to
-  each time.
-- The implementations in one table row ran **alternately in one process**: the first round of each,
-  then the second round of each, and so on. A time is the median of at least nine rounds. For
-  models, a round takes up to a minute, so a time is the median of three or five rounds. Compare
-  only times in the same row: machines differ, and the speed of one machine changes over time.
-- Each peer had its fastest configuration: inputs converted to its preferred layout before the
+  timed. For attention, up to 256 queries of each head were verified. The tables show the
+  largest error.
+- The implementations in one table row ran **alternately in one process**. A time is the median of
+  at least nine rounds; for models, whose rounds take up to a minute, of three or five rounds.
+  Compare only times in the same row, since the speed of a machine changes over time.
+- Each peer had its fastest configuration: inputs converted to its preferred layout before
   timing, onnxruntime with bound inputs and outputs, OpenVINO compiled for latency, with shared
-  outputs and with the precision of the row. Where torch has several ways, its fastest counts.
-  `qkv` was called as a user would call it, and allocated its result each time.
+  outputs and with the precision of the row. If torch has several ways to compute a result, the
+  fastest counts. `qkv` was called as a user would call it, and allocated its result each time.
+- The peers come from PyPI. Hugging Face's server text-embeddings-inference was not measured,
+  because it is not on PyPI.
 - The exact results come from plain NumPy in `benchmarks/`, or from transformers or
-  sentence-transformers in float64, and not from the code that was timed. Only for scans of heads
-  and for scores of edges, `qkv` computes them in float64, and the other library confirms them.
+  sentence-transformers in float64, not from the code that was timed. The exceptions are
+  scans of heads and scores of edges: `qkv` computes their exact results in float64, and the other
+  library confirms these results.
 """
 
 DETAILS = """\
-Times are medians. "Of limit" is the share of the machine's peak; if reading limits the speed, it is
-the share of the machine's read rate. `onnxruntime` is the operator `MultiHeadAttention` of
-onnxruntime, `opset 24` is ONNX's `Attention`, and `GQA` is `GroupQueryAttention` of onnxruntime.
+Times are medians. "Of limit" is the share of the machine's peak; if reading limits the speed, it
+is the share of the machine's read rate. `onnxruntime` is onnxruntime's `MultiHeadAttention`
+operator, `GQA` its `GroupQueryAttention` operator, and `opset 24` ONNX's `Attention` operator.
 `openvino` is OpenVINO's SDPA operator, and `numpy` is attention as most tutorials write it in
 NumPy. Shapes are `(B, H, L, d)`. For decoding, shapes are `(B, Hq over Hkv, L x S, d)`: Hq query
-heads share Hkv key heads, and L queries attend to S keys; `heads as queries` treats the query heads
-of a group as queries of one head, so that the keys are read once. `chunks` computes a window in
-chunks of queries, each with only the keys that it sees. `compiled` means `torch.compile`, which
-needs a C++ compiler. In int8, `onnxruntime` is the result of `quantize_dynamic` with a scale for
-each channel. `openvino` is the result of NNCF's `quantize`, which runs the model on 100 other texts
-first, and `int8 weights` is the result of its `compress_weights`; both compute the other operations
-in bfloat16 where the processor has it. The cosines compare the vectors of all texts with those of
-`qkv` in float32. llama.cpp is llama-cpp-python, compiled for AVX-512 without AMX, because its build
-with AMX crashes. The perplexity is that of 20,000 tokens of this documentation, in parts of 512
-tokens.
+heads share Hkv key heads, and L queries attend to S keys; `heads as queries` treats the query
+heads of a group as queries of one head, so that the keys are read once. `chunks` computes a window
+in chunks of queries, each with only the keys that it sees. `compiled` means `torch.compile`, which
+needs a C++ compiler. In rows of int8, `onnxruntime` is a model made by `quantize_dynamic`, with a
+scale for each channel. `openvino` is a model made by NNCF's `quantize`, which calibrates on 100
+other texts, and `int8 weights` is a model made by NNCF's `compress_weights`. Both OpenVINO models
+compute the other operations in bfloat16 if the processor supports it. The cosines compare the
+vectors of all texts with those of `qkv` in float32. llama.cpp is llama-cpp-python, compiled for
+AVX-512 without AMX, because its build with AMX crashes. The perplexity was measured on 20,000
+tokens of this documentation, in parts of 512 tokens.
 """
 
 HOW = "## How to repeat it\n"
@@ -152,10 +153,10 @@ The first command measures everything, which takes {minutes}. The second command
 claims. The third command measures one claim again, and replaces the numbers of this processor. The
 last command only checks that everything runs, with lengths divided by eight. `make bench` makes its
 own environment with torch, transformers, onnxruntime, OpenVINO, NNCF and CTranslate2 (1.9 GB), and
-compiles llama-cpp-python; if this fails, the tables say that it is missing. A full run, or a claim
-measured again, replaces only the results of the processor that it runs on: a file in
-`benchmarks/results/processors/`, named by vendor, family and model. Then the command writes this
-page from the files of all processors. The models read texts from WordNet
+compiles llama-cpp-python; if this compilation fails, the tables say that llama.cpp is missing. A
+full run, or a new measurement of one claim, replaces only the results of the processor that it runs
+on: a file in `benchmarks/results/processors/`, named after vendor, family and model. Then the
+command writes this page from the files of all processors. The models read texts from WordNet
 (Debian's `wordnet-base`). The folder `benchmarks/` has one file for each claim. `qkv bench` needs
 none of these libraries: in 15 seconds, it compares a few shapes with plain NumPy.
 """
@@ -226,14 +227,17 @@ def goals(result: dict[str, Any]) -> str:
     for claim, found in result["claims"].items():
         for name, by_threads in pairs(found["rows"]).items():
             first = next(iter(by_threads.values()))
+            work = f"{claim}: {name}"
             for number, goal in enumerate(first["goals"]):
+                if goal.get("elsewhere"):  # earlier results have no such entry
+                    continue
                 cells = []
                 for threads in counts:
                     row = by_threads.get(threads)
                     one = row["goals"][number] if row else None
                     cells.append("" if one is None else outcome(one))
-                work = f"{claim}: {name}" if number == 0 else ""
                 lines.append([work, goal["text"], wanted(goal), *cells])
+                work = ""
     return table(["work", "what", "wanted", *map(count, counts)], lines, 3)
 
 
@@ -244,11 +248,9 @@ def outcome(goal: dict[str, Any]) -> str:
     value = in_unit(goal["value"], goal["unit"])
     if goal.get("peer"):
         value += f" ({goal['peer']})"
-    if goal.get("elsewhere"):
-        return f"{value}, {verdict(goal)}"
     if goal["met"] is False:
         return f"**{value}, missed**"
-    return f"{value}, aim met" if goal["aim_met"] else value
+    return value
 
 
 def details(rows: list[dict[str, Any]]) -> str:
@@ -314,9 +316,9 @@ def growth(found: dict[str, Any]) -> str:
     text = (
         f"One head of size 64, {count(found['threads'])}, each call in a separate process.\n"
         "Memory is the peak memory of a call, excluding its inputs. An exponent is the slope of\n"
-        "the last four points in a log-log plot. An exponent of 2 means that twice the length\n"
-        "takes four times as much time or memory; an exponent of 1 means twice as much.\n"
-        "A curve ends where the next measurement would take more than 20 s or 6 GB.\n"
+        "the last four points in a log-log plot: with an exponent of 2, twice the length takes\n"
+        "four times as much. A curve ends where the next measurement would take more than 20 s\n"
+        "or 6 GB.\n"
     )
     heading = ["", "exponent, time", "exponent, memory", "longest", "time", "memory"]
     return "\n".join([text, images, table(heading, lines)])

@@ -6,8 +6,8 @@ head in turn; drawing the map does not count. The time of the animation runs fro
 query until the query's row is complete. The time of new tokens runs from the call until the last
 new token, and includes the time to process the prompt. Each text begins with a new word, so that no
 result comes from a cache. The page's results are compared with `predict`, `trace` and `generate`.
-The page and its worker share the machine with the browser. The main thread reports only tasks of
-50 ms or more.
+The page and its worker share the machine with the browser. The browser reports only tasks of at
+least 50 ms.
 """
 
 import os
@@ -78,7 +78,7 @@ PLAYED = """(other) => new Promise((resolve, reject) => {
   setTimeout(() => reject(new Error("the motion did not end in 150 s")), 150_000);
   const root = document.querySelector(".qkv-view").shadowRoot;
   const slider = root.querySelector("[data-part=motion] input");
-  root.querySelector(`[data-part=head] [aria-label="${other} query"]`).click();
+  root.querySelector(`[aria-label="${other} query"]`).click();
   let going = false; // it begins once the page has been told of the query
   const look = () => {
     going ||= slider.value !== slider.max;

@@ -2,9 +2,9 @@
 
 With torch, the model returns all weights (`output_attentions=True`, eager attention), and torch
 measures the weights as `qkv.circuits.scan_heads` does. For torch, the texts are sorted by length
-within each thousand texts, and run in batches of the fastest size. Both libraries begin with texts
-and the same tokenizer, or with ids. The memory is the peak memory of a whole process, including the
-interpreter and the model; the process reads its texts from a file. The error is the largest
+within each thousand texts, and run in batches of the fastest size. Both libraries start from texts,
+with the same tokenizer, or from ids. The memory is the peak memory of a whole process, including
+the interpreter and the model; the process reads its texts from a file. The error is the largest
 difference from a scan in float64, over all means and all top values. Entropies are in nats.
 """
 

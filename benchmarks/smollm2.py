@@ -1,7 +1,7 @@
 """SmolLM2 from a GGUF file of Q4_1 and Q8_0 blocks: a prompt, new tokens, loading and memory.
 
-`qkv` computes with float32 values of the blocks; `qkv, int8` and llama.cpp multiply the blocks. The
-error is the largest difference of a logit, relative to the largest logit of the prompt. Memory is
+`qkv` converts the blocks to float32; `qkv, int8` and llama.cpp multiply the blocks themselves. The
+error is the largest deviation of a logit, relative to the largest logit of the prompt. Memory is
 the peak of a process that loads the model and answers a question.
 """
 

@@ -1,9 +1,6 @@
 // The activations of a linear layer, computed on several vectors at once to hide latency.
 #pragma once
 
-#include <stdexcept>
-#include <type_traits>
-
 #include "simd.h"
 
 namespace qkv {
@@ -170,16 +167,6 @@ QKV_INLINE void slope(Floats (&x)[N]) {
 #define QKV_ACTIVATION(NAME) if constexpr (A == Activation::NAME) NAME##_slope(x);
   QKV_ACTIVATIONS(QKV_ACTIVATION)
 #undef QKV_ACTIVATION
-}
-
-// Calls `run` with an activation as a constant.
-template <class Run>
-inline auto with_activation(Activation activation, const Run& run) {
-#define QKV_ACTIVATION(NAME) \
-  if (activation == Activation::NAME) return run(std::integral_constant<Activation, Activation::NAME>{});
-  QKV_ACTIVATIONS(QKV_ACTIVATION)
-#undef QKV_ACTIVATION
-  throw std::invalid_argument("no such activation");
 }
 
 }  // namespace QKV_VARIANT

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <stdexcept>
 #include <type_traits>
 
 #include "activation.h"
@@ -162,6 +163,16 @@ void finish(const Linear& p, const float* sums, int64_t row, int64_t rows, int64
   for (; r + 2 <= rows; r += 2)
     finish_rows<T, A, 2>(p, sums + r * PANEL, b0, b1, row + r, column, columns);
   if (r < rows) finish_rows<T, A, 1>(p, sums + r * PANEL, b0, b1, row + r, column, columns);
+}
+
+// Calls `run` with an activation as a constant.
+template <class Run>
+inline auto with_activation(Activation activation, const Run& run) {
+#define QKV_ACTIVATION(NAME) \
+  if (activation == Activation::NAME) return run(std::integral_constant<Activation, Activation::NAME>{});
+  QKV_ACTIVATIONS(QKV_ACTIVATION)
+#undef QKV_ACTIVATION
+  throw std::invalid_argument("no such activation");
 }
 
 using Finish = void (*)(const Linear&, const float*, int64_t, int64_t, int64_t);

@@ -1,7 +1,7 @@
 // The arguments of the kernel: structs that the Python module checks and fills, and every variant reads.
 #pragma once
 
-#include <cstdint>
+#include <stdint.h>
 
 namespace qkv {
 

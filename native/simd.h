@@ -1,11 +1,15 @@
 // Vectors of floats, made with compiler extensions, as wide as the registers of the instruction set.
 #pragma once
 
+#if defined(__wasm__)
+#include "freestanding.h"
+#else
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <utility>
+#endif
 
 #if defined(__SSE2__)
 #include <immintrin.h>

@@ -29,8 +29,24 @@ RUN = """async ([text, edits, options]) => {
 }"""
 
 
-def page_of(model: Model) -> str:
-    return document("the engine", engine_part(engine_payload(model)), "auto", WITH_WORKER)
+# The bounds of `agree`: for weights, and for other numbers in relation to the largest of them. A
+# page without WebAssembly computes in float64, and sends float32. A page with WebAssembly computes
+# in float32, where each operation has a relative error of 2**-24. SINGLE allows for about 50
+# operations between the tokens and the last layer, and for scores up to 4: a weight changes by at
+# most half as much as the scores of its row. The random parameters of small models make larger
+# scores, and sums that cancel: WIDE.
+EXACT = 1e-7, 1e-6
+SINGLE = 6e-6, 3e-6
+WIDE = 4e-5, 1.5e-5
+
+COMPUTE = "function compute() {\n"
+
+
+def page_of(model: Model, *, plain: bool = False) -> str:
+    """Write a page that runs a model; with `plain`, its worker has no WebAssembly."""
+    html = document("the engine", engine_part(engine_payload(model)), "auto", WITH_WORKER)
+    assert html.count(COMPUTE) == 1
+    return html.replace(COMPUTE, f"{COMPUTE}delete globalThis.WebAssembly;\n") if plain else html
 
 
 def unpacked(packed: str) -> np.ndarray:
@@ -50,7 +66,7 @@ def ask(page: Page, text: Any, edits: Any = None, **options: Any) -> tuple[dict[
     )
 
 
-def agree(found: Result, expected: Result, weights: float = 1e-7, others: float = 1e-6) -> None:
+def agree(found: Result, expected: Result, weights: float, others: float) -> None:
     """Check float32 results: weights within `weights`, others within `others` times the maximum."""
     np.testing.assert_allclose(found.pattern, expected.pattern, rtol=0, atol=weights)
     for one, other in ((found.resid, expected.resid), (found.logits, expected.logits)):

@@ -7,8 +7,10 @@ from typing import Literal
 
 from playwright.sync_api import Browser, BrowserContext, Page
 
+from qkv.see.page.html import encode
+
 from .one_model import STAND_IN, OneModel
-from .support import Visit
+from .support import CHARSET, HEAD, Visit
 
 Scheme = Literal["light", "dark"]
 
@@ -56,6 +58,7 @@ class Openers:
     def visiting(self, folder: Path) -> Iterator[Visit]:
         """Yield `visit`, which opens each page from a file of its own.
 
+        HEAD is put before a page without a doctype.
         With `alone` the page also has its own context, for tests that set the clock.
         """
         with watched() as (watch, wanted):
@@ -70,7 +73,10 @@ class Openers:
                 alone: bool = False,
             ) -> Page:
                 path = folder / f"page{len(wanted)}.html"
-                path.write_text(html, encoding="utf-8")
+                if not html.startswith("<!doctype html>"):
+                    html = HEAD + html
+                assert CHARSET in html[:1024], "a page must name its encoding"
+                path.write_bytes(encode(html))
                 wanted.append(path.as_uri())
                 pages = self._pages() if alone else self._with_scripts[scripts]
                 page = pages.take(width, height, scheme)

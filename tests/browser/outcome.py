@@ -145,7 +145,10 @@ def is_percent(shown: str, value: float, near: float = 2e-6) -> bool:
     The share differs from `value` by at most `near`. A percentage below 10% has one decimal, and a
     larger percentage has none; see `percent`.
     """
-    return any(shown == percent(max(0, value + by)) for by in (-near, 0, near))
+    steps = max(1, round(near / 2e-4))
+    return any(
+        shown == percent(max(0, value + near * by / steps)) for by in range(-steps, steps + 1)
+    )
 
 
 def percent(share: float) -> str:

@@ -7,6 +7,8 @@ from urllib.parse import urlencode
 
 from playwright.sync_api import Locator, Page
 
+from .support import with_first
+
 # Records the request and the answer of each run in `runs`, except for aborted runs.
 KEPT = """<script>
   window.runs = [];
@@ -75,7 +77,7 @@ def in_lab(html: str) -> str:
 def opened_at(html: str, hash_: str) -> str:
     """Return a page that behaves as if opened at this fragment, and that records its runs."""
     script = f"<script>history.replaceState(null, '', {json.dumps(hash_)})</script>"
-    return html.replace("<head>", f"<head>{script if hash_ else ''}{KEPT}", 1)
+    return with_first(html, f"{script if hash_ else ''}{KEPT}")
 
 
 def ready(page: Page) -> Page:

@@ -24,7 +24,7 @@ TEXT = "She wore a crown on her [MASK]."  # 10 tokens
 POSITION, HEAD = 7, (3, 2)  # the position of [MASK]; the head on which the page opens
 START: dict[str, Any] = {"text": TEXT, "edits": [], "position": POSITION, "query": POSITION}
 START |= {"layer": HEAD[0], "head": HEAD[1]}
-STATE = START | {"inside": True}
+STATE = START | {"inside": True, "tab": "heads"}
 ROLES = {"1.1": ["previous", 0.97], "3.2": ["preposition to noun", 0.4049]}
 # Returns the height, the width and the pixels (base64) of a canvas.
 PIXELS = """(canvas) => {
@@ -51,8 +51,9 @@ def opened(visit: Visit, html: str, *, width: int = 1280, **state: Any) -> Page:
 
 
 def go(page: Page, **state: Any) -> None:
-    """Take the page to a state."""
-    hash_ = address(**STATE | state)
+    """Take the page to a state; the drawer keeps its tab."""
+    tab = {"tab": held(page).get("tab", "sentence")}
+    hash_ = address(**STATE | tab | state)
     after(page, lambda: page.evaluate("hash => { location.hash = hash; }", hash_))
 
 
@@ -66,6 +67,13 @@ def held(page: Page) -> dict[str, Any]:
     return START | {
         name: value if name == "text" else json.loads(value) for name, value in pairs.items()
     }
+
+
+def open_tab(page: Page, name: str) -> None:
+    """Open a tab of the lab's drawer."""
+    tab = page.get_by_role("tab", name=name, exact=True)
+    if tab.get_attribute("aria-selected") != "true":
+        after(page, tab.click)
 
 
 def open_head(page: Page) -> tuple[int, int]:
@@ -96,6 +104,22 @@ def until(holds: Callable[[], Any], seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
+def unfold(details: Locator) -> None:
+    """Open a `<details>` with the keyboard, and wait until its contents are drawn.
+
+    A click can miss a summary that a redraw moves. If a redraw takes the focus away before the key
+    arrives, the key is pressed again.
+    """
+
+    def is_open() -> bool:
+        if details.get_attribute("open") is None:
+            details.locator("> summary").press("Enter")
+        return details.get_attribute("open") is not None
+
+    until(is_open)
+    details.evaluate(STILL)
+
+
 def laid_out(page: Page) -> None:
     """Wait until the layer's data flow is drawn, which needs the layer's parameters."""
     tabs = page.locator("[data-part=steps]").get_by_role("tab", include_hidden=True)
@@ -105,10 +129,8 @@ def laid_out(page: Page) -> None:
 def table(page: Page) -> np.ndarray:
     """Return all weights of the shown head from its table; masked weights are NaN."""
     details = page.locator("[data-part=head] > details")
-    if details.get_attribute("open") is None:
-        details.locator("summary").click()
-        details.locator("tbody tr").first.wait_for(state="attached")
-    details.evaluate(STILL)
+    unfold(details)
+    details.locator("tbody tr").first.wait_for(state="attached")
     rows = details.locator("tbody tr").evaluate_all(
         "rows => rows.map((row) => [...row.querySelectorAll('td')].map((td) => td.textContent))"
     )

@@ -15,6 +15,10 @@ READOUT = """(said) => Object.fromEntries([
   ...[...said.querySelectorAll(".field")].map((field) =>
     [field.querySelector(".dim").textContent, field.querySelector("b").textContent]),
 ])"""
+# The beginning of a test's own page. Without a charset, Chromium guesses the encoding from what it
+# has read so far, so the guess depends on how busy the machine is.
+CHARSET = '<meta charset="utf-8">'  # within the first 1,024 bytes of a page
+HEAD = f'<!doctype html><html lang="en">{CHARSET}'
 Visit = Callable[..., Page]  # the fixture `visit`, which opens a page
 STEP = 1 / 65535  # the resolution of a weight in a page
 WORDS = ["[CLS]", "the", "un", "##believ", "##able", "cat", "sat", "on", "the", "mat", "[SEP]"]
@@ -44,6 +48,12 @@ def made(
         norms=list(random.uniform(0.1, 5, size=(layers, heads, size))),
         **more,
     )
+
+
+def with_first(html: str, script: str) -> str:
+    """Return a page in which `script` runs before all other scripts."""
+    assert CHARSET in html
+    return html.replace(CHARSET, CHARSET + script, 1)
 
 
 def whole_page(payload: dict[str, Any], static: str) -> str:

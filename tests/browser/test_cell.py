@@ -13,7 +13,19 @@ from qkv.see.page.payload import payload_of, walk_payload
 from qkv.see.steps.walk import Walk
 from qkv.trace import Trace
 
-from .playing import HEAD, POSITION, TEXT, cells, go, heat_map, opened, picture, until
+from .playing import (
+    HEAD,
+    POSITION,
+    TEXT,
+    cells,
+    go,
+    heat_map,
+    open_tab,
+    opened,
+    picture,
+    unfold,
+    until,
+)
 from .support import STATIC, Visit, drawn, press, read, whole_page
 from .test_walk_shift import agree, layer_walk
 
@@ -22,7 +34,7 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 
 def chart(scope: Page | Locator) -> Locator:
     """Return the bars, which form one control."""
-    return scope.get_by_role("slider", name=re.compile("arrow keys move$"))
+    return scope.get_by_role("slider", name=re.compile("move with the arrow keys$"))
 
 
 def bars(scope: Page | Locator) -> tuple[np.ndarray, float]:
@@ -48,8 +60,7 @@ def bars(scope: Page | Locator) -> tuple[np.ndarray, float]:
 def rows(scope: Page | Locator) -> tuple[list[str], np.ndarray]:
     """Return the bars as a table: the names of its columns and its numbers."""
     details = scope.locator("details", has_text="The bars as a table")
-    if details.get_attribute("open") is None:
-        details.locator("summary").click()
+    unfold(details)
     names = details.locator("thead th").all_inner_texts()
     cells = details.locator("tbody tr").evaluate_all(
         "rows => rows.map((row) => [...row.querySelectorAll('td')].map((td) => td.textContent))"
@@ -80,7 +91,10 @@ def test_a_walk_cell_shows_its_products_as_bars(visit: Visit) -> None:
     np.testing.assert_allclose(lengths, products, atol=within)
     said = page.locator(".sum-said").inner_text()
     up, down = products[products > 0].sum(), products[products < 0].sum()
-    agree(said, f"{len(products)} products: {up:.3f} above the line, {down:.3f} below")
+    agree(
+        said,
+        f"{len(products)} products; their sum is {up:.3f} above the line and {down:.3f} below it",
+    )
     page.locator(".map").first.focus()
     press(page, "ArrowDown", "Control+Home")  # the bars follow the cell that is pointed at
     np.testing.assert_allclose(rows(page)[1][:, 2], q[0] * k[0], atol=0.00051)
@@ -113,7 +127,7 @@ def test_the_bars_are_walked_by_keyboard(visit: Visit) -> None:
     press(page, "ArrowDown")
     tells(len(x) - 2)
     press(page, "Escape")
-    assert page.locator(".sum-said").inner_text().startswith(f"{len(x)} products: ")
+    assert page.locator(".sum-said").inner_text().startswith(f"{len(x)} products; ")
 
 
 @pytest.mark.parametrize("name", ["lesson", "bert"])
@@ -206,7 +220,9 @@ def test_the_score_follows_the_selected_cell(quick: Visit, html: str, trace: Tra
     key = int(trace.pattern(layer=HEAD[0], head=HEAD[1])[POSITION].argmax())
     found = products_of(scope, trace, POSITION, key)
     np.testing.assert_allclose(found, products[POSITION, key], atol=0.00051)
+    open_tab(page, "Links")
     page.get_by_role("button", name="next key").click()
+    open_tab(page, "Heads")
     found = products_of(scope, trace, POSITION, key + 1)
     np.testing.assert_allclose(found, products[POSITION, key + 1], atol=0.00051)
 
@@ -257,7 +273,8 @@ def test_changed_parts_of_a_score_are_orange(quick: Visit, html: str, trace: Tra
     weights = [0.5, *[0.0] * 8, 0.5]
     row = {"op": "row", "layer": HEAD[0], "head": HEAD[1], "query": POSITION, "weights": weights}
     go(page, edits=[row])
+    open_tab(page, "Links")
     for _ in range(9 - key):
         page.get_by_role("button", name="next key").click()
-    assert "your weight 0.500" in line.inner_text()
+    assert "your weight 0.500" in str(line.text_content())
     assert line.locator(".changed").all_inner_texts() == ["0.500"]

@@ -86,14 +86,14 @@ def test_similarity_by_layer_and_strongest_links_are_shown(
     page.locator(".pair button").last.click()
     last = links[-1]
     assert f"layer {last.layer}, head {last.head}" in page.locator(".sentence").first.inner_text()
-    assert "love looks at " in said(page)
+    assert "love attends to " in said(page)
 
 
 def test_a_click_on_one_side_leaves_the_other_unchanged(visit: Visit, whole: str) -> None:
     page = visit(whole)
     before = page.locator(".sentence").nth(1).inner_text()
     page.locator(".side").first.locator(".token").first.click()
-    assert page.locator(".sentence").first.inner_text().startswith("i looks at ")
+    assert page.locator(".sentence").first.inner_text().startswith("i attends to ")
     assert page.locator(".sentence").nth(1).inner_text() == before
 
 
@@ -169,19 +169,19 @@ def test_chosen_rows_stay_and_every_map_shows_the_left_out_weight(visit: Visit) 
     found = {"sentence": "a sentence", "of": "vectors", "by_layer": []}
     page = visit(two_runs(texts, found | {"changes": [[6, 1.0, 0.5, 4.0]]}, merge=False))
     one = page.locator(".side").first
-    assert [said.split(" looks")[0] for said in sentences(page)] == ["sat", "sat"]
+    assert [said.split(" attends")[0] for said in sentences(page)] == ["sat", "sat"]
     one.get_by_role("option", name="cat").click()
     one.get_by_role("option", name="mat").click(modifiers=["Shift"])
-    assert sentences(page)[0].count(" looks at ") == 2
-    assert sentences(page)[1].startswith("sat looks at ")
+    assert sentences(page)[0].count(" attends to ") == 2
+    assert sentences(page)[1].startswith("sat attends to ")
     press(page, "Escape")
-    assert sentences(page)[0].count(" looks at ") == 1
+    assert sentences(page)[0].count(" attends to ") == 1
     page.get_by_label("leave out special tokens").check()
     maps(page).nth(2).locator(".map").focus()
     press(page, "ArrowDown", "Control+Home", "ArrowDown", "End")
     gone = [float(text.weights[0][1, 2, [0, -1]].sum()) for text in texts]
     shown = readout(maps(page).nth(2))
-    assert shown.pop("") == "un → out of sight"
+    assert shown.pop("") == "un → not shown"
     expected = [*gone, gone[1] - gone[0]]
     assert [read(x) for x in shown.values()] == pytest.approx(expected, abs=3 * STEP)
     for number, value in enumerate(gone):
@@ -204,7 +204,7 @@ def test_both_sentences_are_printed_and_cells_of_one_text_are_marked(
     view.to_html(tmp_path / "page.html")
     page = visit((tmp_path / "page.html").read_text("utf-8"), scheme=scheme)
     assert page.locator(".compared").all_inner_texts() == [f"A {texts[0]}", f"B {texts[1]}"]
-    notes = ["no such token in A", "a token of one text only"]
+    notes = ["no such token in A", "a token in only one text"]
     assert maps(page).locator(".absent").all_inner_texts() == notes
     cells = [
         int((picture(one) == grey).all(-1).sum()) for one in maps(page).locator("canvas").all()

@@ -12,6 +12,7 @@ from qkv.models import Model
 
 from .edited import Edit
 from .play import opened_at, ready
+from .playing import unfold
 from .support import Visit
 from .test_families import TEXT, small
 from .test_steps import with_steps
@@ -139,12 +140,12 @@ def test_the_unfolded_page_shows_the_steps_without_errors(
 ) -> None:
     small(tmp_path, kind)
     view = qkv.play(TEXT, model=str(tmp_path / "half"))
-    page = ready(visit(opened_at(view._document(), "#inside=true&layer=1&head=1")))
+    page = ready(visit(opened_at(view._document(), '#inside=true&layer=1&head=1&tab="steps"')))
     part = page.locator("[data-part=steps]")
     part.get_by_role("tab", include_hidden=True).nth(8).wait_for(state="attached")
     trace = view.model.trace(TEXT)
     detail = page.locator("[data-part=steps] .row-table, [data-part=head] .row-table").first
-    detail.locator("summary").click()
+    unfold(detail)
     query = int(view.opening.position) if view.model.generates else view.opening.position
     cells = detail.locator("tbody tr").evaluate_all(
         "rows => rows.map((row) => [...row.querySelectorAll('td')].slice(0, 4)"

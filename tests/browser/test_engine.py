@@ -14,7 +14,18 @@ from models.support import mask_bert
 from qkv.models import Model
 
 from .edited import Edit, examples, run
-from .engine import agree, ask, by_the_library, page_of, ranked_alike, traced, unpacked
+from .engine import (
+    EXACT,
+    SINGLE,
+    WIDE,
+    agree,
+    ask,
+    by_the_library,
+    page_of,
+    ranked_alike,
+    traced,
+    unpacked,
+)
 from .opening import Openers
 from .support import Visit
 from .texts import TEXTS
@@ -61,45 +72,45 @@ OTHERS: dict[str, list[Edit]] = {
     "two swaps": [EDITS["swap"], EDITS["swap"] | {"with": "[MASK]"}],
 }
 WRONG: list[tuple[Any, str]] = [
-    ("causal", 'run: edits is string: give a list of objects with "op"'),
-    ([{"op": "hyde", "token": 1}], 'edits[0] has op "hyde": it must be one of hide, mask,'),
+    ("causal", 'run: edits is string; pass a list of objects with "op"'),
+    ([{"op": "hyde", "token": 1}], 'edits[0] has op "hyde"; it must be one of hide, mask,'),
     ([{"op": "toString"}], 'edits[0] has op "toString"'),
     ([None], "edits[0] has op undefined"),
-    ([EDITS["causal"], {"op": "hide"}], "edits[1] (hide) has no token: it needs token"),
-    ([{"op": "hide", "token": 10}], "edits[0] (hide) has token 10: give 0 to 9"),
+    ([EDITS["causal"], {"op": "hide"}], "edits[1] (hide) has no token; it needs token"),
+    ([{"op": "hide", "token": 10}], "edits[0] (hide) has token 10; pass 0 to 9"),
     ([{"op": "hide", "token": -1}], "(hide) has token -1"),
     ([{"op": "hide", "token": 1.5}], "(hide) has token 1.5"),
-    ([{"op": "mask", "query": 1, "key": 10}], "(mask) has key 10: give 0 to 9"),
-    ([{"op": "mask", "query": 1, "key": 1, "head": 2}], "(mask) has head 2 and no layer"),
+    ([{"op": "mask", "query": 1, "key": 10}], "(mask) has key 10; pass 0 to 9"),
+    ([{"op": "mask", "query": 1, "key": 1, "head": 2}], "(mask) has head 2 but no layer"),
     (
         [{"op": "ablate", "head": 1}],
-        "(ablate) has no layer: it needs layer and may have head, with",
+        "(ablate) has no layer; it needs layer and may have head, with",
     ),
-    ([{"op": "ablate", "layer": 0, "head": 6}], "(ablate) has head 6: give 0 to 5"),
-    ([{"op": "ablate", "layer": 0, "haed": 1}], '(ablate) has "haed": it needs layer and may'),
-    ([{"op": "ablate", "layer": 0, "with": [1]}], "has with [1]: give "),
-    ([{"op": "scale", "value": "1"}], '(scale) has value "1": give a finite number'),
-    ([EDITS["row"] | {"weights": [1, 0]}], "has weights [1,0]: give 10 finite numbers"),
-    ([EDITS["swap"] | {"with": "no such entry"}], 'has with "no such entry": give one entry'),
-    ([EDITS["add"] | {"vector": [1, 2]}], "(add) has vector [1,2]: give 192 finite numbers"),
-    ([EDITS["add"] | {"at": "z"}], '(add) has at "z": give one of resid_pre, resid_post'),
-    ([EDITS["patch"] | {"from": 7}], "(patch) has from 7: give a string"),
+    ([{"op": "ablate", "layer": 0, "head": 6}], "(ablate) has head 6; pass 0 to 5"),
+    ([{"op": "ablate", "layer": 0, "haed": 1}], '(ablate) has "haed"; it needs layer and may'),
+    ([{"op": "ablate", "layer": 0, "with": [1]}], "has with [1]; pass "),
+    ([{"op": "scale", "value": "1"}], '(scale) has value "1"; pass a finite number'),
+    ([EDITS["row"] | {"weights": [1, 0]}], "has weights [1,0]; pass 10 finite numbers"),
+    ([EDITS["swap"] | {"with": "no such entry"}], 'has with "no such entry"; pass one entry'),
+    ([EDITS["add"] | {"vector": [1, 2]}], "(add) has vector [1,2]; pass 192 finite numbers"),
+    ([EDITS["add"] | {"at": "z"}], '(add) has at "z"; pass one of resid_pre, resid_post'),
+    ([EDITS["patch"] | {"from": 7}], "(patch) has from 7; pass a string"),
     (
         [EDITS["patch"] | {"from": "a dog"}],
-        'patch has from "a dog", of 4 tokens, and the text has 10',
+        'patch has from "a dog" with 4 tokens, but the text has 10',
     ),
     (
         [EDITS["patch"] | {"at": "mlp_out"}],
-        "(patch) has head 1: give no head, because mlp_out belongs to no head",
+        "(patch) has head 1; pass no head, because mlp_out has no heads",
     ),
-    ([EDITS["set"] | {"value": [[1]]}], "(set) has value [[1]]: give finite numbers (192)"),
+    ([EDITS["set"] | {"value": [[1]]}], "(set) has value [[1]]; pass finite numbers (192)"),
     (
         [EDITS["set"] | {"at": "mlp.post"}],
-        '(set) has at "mlp.post": give one of resid_pre, attn_out, mlp_out, z, q, k, v, pattern, '
-        "resid_post: the page sets no other activation",
+        '(set) has at "mlp.post"; pass one of resid_pre, attn_out, mlp_out, z, q, k, v, pattern, '
+        "resid_post; the page cannot set another activation",
     ),
-    ([EDITS["set"] | {"layer": None}], '(set) has at "attn_out": give the layer too'),
-    ([EDITS["swap"] | {"with": "two words"}], "give one entry of the vocabulary"),
+    ([EDITS["set"] | {"layer": None}], '(set) has at "attn_out"; pass the layer too'),
+    ([EDITS["swap"] | {"with": "two words"}], "pass one entry of the vocabulary"),
 ]
 
 
@@ -115,11 +126,22 @@ def page(openers: Openers, html: str, tmp_path_factory: pytest.TempPathFactory) 
         yield visit(html)
 
 
+@pytest.fixture(scope="module")
+def plain(
+    openers: Openers, model: Model, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Page]:
+    """Like `page`, without WebAssembly."""
+    with openers.visiting(tmp_path_factory.mktemp("plain")) as visit:
+        yield visit(page_of(model, plain=True))
+
+
 def test_there_are_sixty_texts() -> None:
     assert len(set(TEXTS)) == 60
 
 
-def test_tokens_and_numbers_are_the_librarys(page: Page, model: Model, exact: Model) -> None:
+def test_tokens_and_numbers_are_the_librarys(
+    page: Page, plain: Page, model: Model, exact: Model
+) -> None:
     for text in TEXTS:
         found, result = ask(page, text)
         tokens, _, expected = traced(exact, text)
@@ -127,7 +149,8 @@ def test_tokens_and_numbers_are_the_librarys(page: Page, model: Model, exact: Mo
         assert found["ids"] == list(tokens.ids), text
         assert found["special"] == tokens.special, text
         assert offsets(text, found) == tokens.offsets, text
-        agree(result, expected)
+        agree(result, expected, *SINGLE)
+        agree(ask(plain, text)[1], expected, *EXACT)
         _, trace, expected = traced(model, text)
         scores = [trace["attn_scores", layer] for layer in range(model.num_layers)]
         agree(result, expected, 2e-6 + 2**-23 * np.abs(scores).max(), 1e-4)
@@ -147,7 +170,7 @@ def test_a_model_of_int8_rows_takes_half_the_page(visit: Visit, tmp_path: Path) 
     page = visit(short)
     for text in TEXTS[:20]:
         _, result = ask(page, text)
-        agree(result, traced(judge, text)[2])
+        agree(result, traced(judge, text)[2], *SINGLE)
         ranked_alike(result.logits, traced(small, text)[2].logits)
     names = ["blocks.3.mlp.down_proj.weight", "embed.weight"]
     found = page.evaluate(
@@ -185,15 +208,17 @@ def test_the_reference_run_of_edits_matches_the_library(exact: Model) -> None:
         agree(run(exact, ids, edits), by_the_library(exact, ids, edits), 1e-12, 1e-12)
 
 
-def test_every_edit_alone_and_three_at_a_time(page: Page, exact: Model) -> None:
-    plain = ask(page, TEXT)[1]
+def test_every_edit_alone_and_three_at_a_time(page: Page, plain: Page, exact: Model) -> None:
+    unchanged = ask(page, TEXT)[1]
     for edits in LISTS:
         found, result = ask(page, TEXT, edits)
         ids = exact.tokenize(TEXT).ids.tolist()
-        agree(result, run(exact, ids, edits))
+        expected = run(exact, ids, edits)
+        agree(result, expected, *SINGLE)
+        agree(ask(plain, TEXT, edits)[1], expected, *EXACT)
         names = [exact.tokenizer.token(id) for id in found["ids"]]
         assert found["tokens"] == names
-        assert edits == [] or np.abs(result.resid - plain.resid).max() > 1e-3, edits
+        assert edits == [] or np.abs(result.resid - unchanged.resid).max() > 1e-3, edits
 
 
 def test_undo_gives_the_same_bits_whatever_was_run_before(visit: Visit, html: str) -> None:
@@ -232,14 +257,14 @@ def test_a_small_model_of_other_sizes(visit: Visit, tmp_path: Path) -> None:
         ids = small.tokenize(text).ids.tolist()
         expected = run(small, [*ids[:15], ids[-1]] if len(ids) > 16 else ids, own)
         assert found["cut"] == (len(ids) > 16)
-        agree(result, expected)
+        agree(result, expected, *WIDE)
 
 
 def test_a_run_returns_the_requested_positions_and_layers(page: Page, exact: Model) -> None:
     ids = exact.tokenize(TEXT).ids.tolist()
     expected = run(exact, ids, [EDITS["ablate"]])
     _, result = ask(page, TEXT, [EDITS["ablate"]], at=[8, 1], layers=[1])
-    agree(result, expected._replace(logits=expected.logits[[8, 1]]))
+    agree(result, expected._replace(logits=expected.logits[[8, 1]]), *SINGLE)
     (inside,) = result.inside
     for name, exactly in expected.inside[1].items():
         np.testing.assert_allclose(unpacked(inside[name]), exactly.ravel(), rtol=0, atol=1e-5)
@@ -279,7 +304,7 @@ def test_a_sweep_removes_every_head_in_turn(page: Page, exact: Model) -> None:
         ablated = {"op": "ablate", "layer": layer, "head": head}
         expected = run(exact, ids, [EDITS["hide"], ablated])
         for packed, own in ((resid, expected.resid[-1]), (logits, expected.logits[8])):
-            atol = 1e-6 * np.abs(own).max()
+            atol = SINGLE[1] * np.abs(own).max()
             np.testing.assert_allclose(unpacked(packed), own.ravel(), rtol=0, atol=atol)
 
 
@@ -327,10 +352,10 @@ def test_invalid_requests_reject_with_the_reason(page: Page) -> None:
         with pytest.raises(Error) as raised:
             ask(page, TEXT, edits)
         assert complaint in raised.value.message
-    with pytest.raises(Error, match="run: text is number: give a string"):
+    with pytest.raises(Error, match="run: text is number; pass a string"):
         ask(page, 7)
-    with pytest.raises(Error, match="run: at has 10 and there are 10 tokens: give 0 to 9"):
+    with pytest.raises(Error, match="run: at has 10, but there are 10 tokens; pass 0 to 9"):
         ask(page, TEXT, at=[0, 10])
-    with pytest.raises(Error, match="run: layers has 4 and there are 4 layers: give 0 to 3"):
+    with pytest.raises(Error, match="run: layers has 4, but there are 4 layers; pass 0 to 3"):
         ask(page, TEXT, layers=[4])
     assert ask(page, TEXT)[0]["tokens"][1] == "the"  # and later runs still work

@@ -20,7 +20,7 @@ _SCRIPTS = tuple(f"engine/{part}" for part in _PARTS)
 def bare(visit: Visit) -> Page:
     """Return a page with the worker's scripts but no worker."""
     scripts = f"{script_of(*_SCRIPTS)}\nObject.assign(globalThis, page);"
-    return visit(f"<!doctype html><html lang=en><title>bare</title><script>{scripts}</script>")
+    return visit(f"<title>bare</title><script>{scripts}</script>")
 
 
 def test_every_character_is_read_as_the_library_reads_it(visit: Visit, model: Model) -> None:

@@ -111,7 +111,8 @@ def test_a_theme_in_the_address_overrides_that_of_the_system(visit: Visit, html:
     assert "theme=%22dark%22" in whole
     go(page, only=None, inside=True, theme="dark")
     button(page, "Share").click()
-    shared = page.locator(".take textarea").input_value()
+    button(page, "Copy the address").click()
+    shared = page.locator(".share .take textarea").input_value()
     assert "inside=true" in shared
     assert "theme=" not in shared
     go(page, only=None, inside=True)

@@ -44,7 +44,7 @@ def whole(text: Heads) -> str:
 def test_the_page_of_a_long_text_is_small(visit: Visit, whole: str, width: int) -> None:
     assert len(whole.encode()) < 5e6
     page = visit(whole, width=width)
-    assert sentence(page).startswith("w4000 looks at ")
+    assert sentence(page).startswith("w4000 attends to ")
     nodes = "document.querySelector('.qkv-view').shadowRoot.querySelectorAll('*').length"
     assert page.evaluate(nodes) < 400
     assert tight(page)
@@ -82,7 +82,7 @@ def test_keys_go_from_weight_to_weight_and_far_rows_come_into_view(
         press(page, "ArrowRight")
     press(page, "Control+End")
     assert readout(page)["positions"].startswith("8,191 → ")
-    assert sentence(page).startswith("w8191 looks at ")
+    assert sentence(page).startswith("w8191 attends to ")
     assert token(page, 8191).is_visible()
     page.get_by_role("button", name="Show cells").click()
     page.get_by_role("button", name="Show the whole").click()
@@ -92,9 +92,9 @@ def test_the_token_list_reaches_all_tokens(visit: Visit, whole: str) -> None:
     page = visit(whole)
     token(page, 4000).focus()
     press(page, "End")
-    assert sentence(page).startswith("w8191 looks at ")
+    assert sentence(page).startswith("w8191 attends to ")
     press(page, "PageUp", "ArrowUp", "Enter")
-    assert sentence(page).startswith("w8180 looks at ")
+    assert sentence(page).startswith("w8180 attends to ")
     assert page.locator(".token").count() < 60
 
 

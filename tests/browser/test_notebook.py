@@ -64,10 +64,10 @@ def test_the_views_of_an_exported_notebook_are_alive(
     page = visit(exported)
     assert page.locator(".view").count() == 4
     assert page.locator(".lead").first.inner_text() == view.sentence
-    assert sentence(page).startswith(f"{view.tokens[view.links[0].query]} looks at ")
+    assert sentence(page).startswith(f"{view.tokens[view.links[0].query]} attends to ")
     others = page.locator(".sentence").all_inner_texts()[1:]
     token(page, 2).click()
-    assert sentence(page).startswith("sat looks at ")
+    assert sentence(page).startswith("sat attends to ")
     shown = [read(value) if value.strip("·") else 0.0 for _, value in keys(page)]
     np.testing.assert_allclose(shown, view.weights[2], atol=0.00501)
     assert page.locator(".sentence").all_inner_texts()[1:] == others  # other views unchanged

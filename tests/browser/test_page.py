@@ -166,7 +166,7 @@ def test_a_window_that_becomes_narrow(visit: Visit) -> None:
 
 def test_two_views_on_a_page_do_not_disturb_each_other(visit: Visit) -> None:
     one, two = part_of(made(WORDS), query=5), part_of(made(WORDS, seed=1), query=6)
-    page = visit(f"<!doctype html><html lang=en><title>two</title><main>{one}{two}{one}</main>")
+    page = visit(f"<title>two</title><main>{one}{two}{one}</main>")
     assert page.locator(".view").count() == 3  # the first of them twice
     assert page.evaluate("['VIEWS', 'start', 'mount', 'el'].filter((name) => name in window)") == []
     sentences = page.locator(".sentence")
@@ -174,7 +174,7 @@ def test_two_views_on_a_page_do_not_disturb_each_other(visit: Visit) -> None:
     page.locator(".view").nth(1).locator(".token").nth(3).click()
     after = sentences.all_inner_texts()
     assert (before[0], before[2]) == (after[0], after[2])
-    assert after[1].startswith("##believ looks at ")
+    assert after[1].startswith("##believ attends to ")
     for one_root in page.evaluate(
         "[...document.querySelectorAll('.qkv-view')].map((host) =>"
         " [...host.shadowRoot.querySelectorAll('[id]')].map((node) => node.id))"
@@ -223,7 +223,7 @@ def test_hostile_words_are_words(visit: Visit) -> None:
     assert shown[2] == HOSTILE[2]
     assert shown[3:8] == ["⟨202e⟩daeh", "∅", "⏎", "␣", "⟨2028⟩"]
     token(page, 0).click()
-    assert sentence(page).startswith(f"{HOSTILE[0]} looks at ")
+    assert sentence(page).startswith(f"{HOSTILE[0]} attends to ")
     assert page.evaluate("typeof window.alerted") == "undefined"
 
 

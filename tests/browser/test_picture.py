@@ -97,7 +97,7 @@ def strong(page: Page) -> list[str]:
 
 def test_a_graph_shows_numbers_on_hover_and_keyboard_focus(visit: Visit) -> None:
     page = visit(page_of(SimpleNamespace(nodes=NODES, edges=EDGES)))
-    hint = "Point at, tap or tab to a node or an edge to read its numbers."
+    hint = "Point at a node or an edge, or tap it, to read its numbers."
     assert said(page) == [hint]
     assert len(strong(page)) == 4
     page.get_by_text("0.1", exact=True).hover()

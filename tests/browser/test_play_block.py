@@ -87,7 +87,7 @@ def reads(page: Page) -> set[tuple[str, str]]:
 def test_ribbons_are_as_wide_as_vectors_are_long(
     quick: Visit, html: str, model: Model, edits: list[Edit]
 ) -> None:
-    page = opened(quick, html, edits=edits)
+    page = opened(quick, html, edits=edits, tab="steps")
     shown = names(page)
     more = ["masked", "instead"] if edits else []
     assert [name for name in shown if name not in more] == FULL
@@ -116,7 +116,7 @@ def test_ribbons_are_as_wide_as_vectors_are_long(
 def test_a_node_opens_its_matrix_and_the_sum_of_a_cell(
     quick: Visit, html: str, model: Model, layer: int, edits: list[Edit]
 ) -> None:
-    page = opened(quick, html, layer=layer, head=HEAD, edits=edits)
+    page = opened(quick, html, layer=layer, head=HEAD, edits=edits, tab="steps")
     until(lambda: ("E" in names(page)) is (layer == 0))
     found = layer_by_formula(model, layer, edits)
     for name in FULL:
@@ -151,7 +151,7 @@ def summed(text: str) -> float:
 
 
 def test_nodes_changed_by_edits_are_orange(quick: Visit, html: str) -> None:
-    page = opened(quick, html, edits=EDITS)
+    page = opened(quick, html, edits=EDITS, tab="steps")
     names(page)
     changed = part(page).locator("[role=tab].changed").all_inner_texts()
     assert [text.split()[-1] for text in changed] == ["scaled", "masked", "instead"]
@@ -160,7 +160,7 @@ def test_nodes_changed_by_edits_are_orange(quick: Visit, html: str) -> None:
 
 
 def test_it_goes_from_layer_to_layer(quick: Visit, html: str, model: Model) -> None:
-    page = opened(quick, html)
+    page = opened(quick, html, tab="steps")
     names(page)
     choose(page, "mlp")
     buttons = [
@@ -181,7 +181,7 @@ def test_it_goes_from_layer_to_layer(quick: Visit, html: str, model: Model) -> N
 
 
 def test_nodes_are_walked_by_keyboard_and_a_row_is_chosen(quick: Visit, html: str) -> None:
-    page = opened(quick, html)
+    page = opened(quick, html, tab="steps")
     names(page)
     chosen = part(page).get_by_role("tab", selected=True)
     assert chosen.inner_text().split()[-1] == "scores"

@@ -71,7 +71,7 @@ def test_each_card_leads_the_page_and_tells_right_from_wrong(
         guess = own if guesses_right else (own + 1) % len(card["options"])
         after(page, box.locator(".options button").nth(guess).click)
         told = box.locator(".told").inner_text()
-        verdict = "Right. " if guesses_right else "Not so. "
+        verdict = "Right. " if guesses_right else "Wrong. "
         assert told.startswith(verdict)
         check_told(card, card["told"], told.removeprefix(verdict))
         check_options(page, card, own, guess)

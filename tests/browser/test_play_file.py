@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Frame, Page
 import qkv
 from qkv.cli import main
 
-from .support import Visit
+from .support import HEAD, Visit
 
 READY = "() => document.documentElement.dataset.qkv === 'ready'"
 
@@ -155,7 +155,7 @@ def test_a_notebook_frames_the_file(
     chromium: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    notebook = f"<!doctype html><title>a notebook</title>{qkv.play()._repr_html_()}"
+    notebook = f"{HEAD}<title>a notebook</title>{qkv.play()._repr_html_()}"
     (tmp_path / "notebook.html").write_text(notebook, encoding="utf-8")
     context = chromium.new_context(offline=True)
     page = context.new_page()
@@ -168,7 +168,7 @@ def test_a_notebook_frames_the_file(
 
 
 def test_a_notebook_may_embed_the_page(visit: Visit) -> None:
-    page = visit(f"<!doctype html><title>a notebook</title>{qkv.play(embed=True)._repr_html_()}")
+    page = visit(f"<title>a notebook</title>{qkv.play(embed=True)._repr_html_()}")
     _, frame = page.frames
     until(frame, READY)
     hide(frame)
@@ -177,8 +177,9 @@ def test_a_notebook_may_embed_the_page(visit: Visit) -> None:
     assert "#" not in page.url
     frame.get_by_role("button", name="Open the lab").click()
     frame.get_by_role("button", name="Share").click()
+    frame.get_by_role("button", name="Copy the address").click()
     told = "This page is embedded in another page, so its address does not work elsewhere."
-    assert frame.locator(".take .note").inner_text() == told
+    assert frame.locator(".share .take .note").inner_text() == told
 
 
 def test_without_scripts_it_is_a_picture(visit: Visit) -> None:

@@ -1,11 +1,7 @@
 """Tests of the live page's first screen.
 
-The screen shows one idea, and one press of a button demonstrates it. A reader can save a picture
-and a copy of the page.
+The screen shows one idea, and one press of a button demonstrates it.
 """
-
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,12 +9,12 @@ from playwright.sync_api import Locator, Page, expect
 
 import qkv
 from qkv.models import Model
-from qkv.see.page.play import OPENING
+from qkv.see.page.play import OPENING, SPEAKERS
 
 from .opening import Scheme
 from .outcome import is_percent
 from .play import address, after, changed, opened_at, ready
-from .support import Visit
+from .support import Visit, with_first
 from .test_play_page import check_layout
 
 TEXT = "She drank a glass of [MASK]."
@@ -136,8 +132,25 @@ def test_the_first_screen_says_what_the_model_has_read(
     visit: Visit, html: str, fragment: str
 ) -> None:
     page = ready(visit(opened_at(html, fragment)))
-    said = "This model has read 273 books from before 1930 and a dictionary."
+    said = "A small model has read 273 books from before 1930 and a dictionary."
     expect(page.locator(".front .read").locator("visible=true")).to_have_text(said)
+
+
+@pytest.mark.parametrize("fragment", ["", "#model=decoder"])
+def test_each_sentence_of_the_shelf_is_one_press(visit: Visit, html: str, fragment: str) -> None:
+    page = ready(visit(opened_at(html, fragment)))
+    shelf = SPEAKERS["books-decoder" if fragment else "books"]["shelf"]
+    buttons = page.get_by_role("region", name="Sentences to try").get_by_role("button")
+    assert buttons.count() == len(shelf)
+    check_layout(page)
+    for one in shelf[::3]:
+        after(page, buttons.filter(has_text=one["kind"]).click)
+        assert (
+            page.evaluate("new URLSearchParams(location.hash.slice(1)).get('text')") == one["text"]
+        )
+        assert guess(page) in one["says"]
+        assert page.locator(".shelf [aria-pressed=true] b").inner_text() == one["kind"]
+        in_sight(page, stage(page))
 
 
 def test_one_press_changes_the_guess_and_the_lines(page: Page, exact: Model) -> None:
@@ -260,11 +273,12 @@ def test_the_screens_are_in_the_address(page: Page) -> None:
     assert guess(page) == "wine"
 
 
-def test_the_decoder_continues_the_readers_text(page: Page) -> None:
+def test_the_decoder_continues_the_same_sentence(page: Page) -> None:
     button(page, "Write a text").click()
     ready(page)
-    expect(stage(page).locator(".words")).to_contain_text(OPENING)
-    expect(page.locator("[data-qkv-first]")).to_have_text("Write on")
+    expect(stage(page).locator(".words")).to_contain_text("She drank a glass of")
+    expect(page.locator("[data-qkv-first]")).to_have_text("Continue")
+    expect(page.get_by_label("Your sentence")).to_have_value("She drank a glass of")
     assert len(page.evaluate(CONTROLS)) <= 9
     button(page, "Guess a word").click()
     ready(page)
@@ -346,7 +360,7 @@ def test_the_lines_and_the_hidden_words_are_in_the_accessibility_tree(
         words = [t for t, name in enumerate(tokens) if name.isalpha()]
         best = sorted(words, key=lambda t: -row[t])[:3]
         said = str(picture.get_attribute("aria-label"))
-        assert [word.split()[0] for word in said.split("most at ")[1].split(", ")[:3]] == [
+        assert [word.split()[0] for word in said.split("most to ")[1].split(", ")[:3]] == [
             tokens[t] for t in best
         ]
         assert ("hidden: glass" in said) == bool(hide)
@@ -394,7 +408,7 @@ HELD = """<script>
 def test_until_the_first_answer_the_page_says_that_it_is_loading(
     visit: Visit, html: str, hash_: str
 ) -> None:
-    page = visit(opened_at(html, hash_).replace("<head>", f"<head>{HELD}", 1))
+    page = visit(with_first(opened_at(html, hash_), HELD))
     loading = page.get_by_text("The model is loading")
     expect(loading).to_be_visible()
     page.evaluate(
@@ -415,7 +429,7 @@ def test_until_the_first_answer_the_page_says_that_it_is_loading(
 def test_an_empty_sentence_has_no_story(visit: Visit, html: str, side: str) -> None:
     page = ready(visit(opened_at(html, f'#model={side}&text=&view="story"')))
     expect(page.locator(".story")).to_contain_text("There is no guess to explain")
-    expect(page.locator(".story .step").first).to_be_hidden()
+    expect(page.locator(".story .frame")).to_be_hidden()
 
 
 def test_a_next_word_has_the_models_probability_and_the_share_of_its_draws(
@@ -439,53 +453,3 @@ def test_a_next_word_has_the_models_probability_and_the_share_of_its_draws(
             assert is_percent(note.removeprefix(f"drawn at {temperature:.1f}: "), share)
     headline = page.locator("[data-part=headline]").inner_text()
     assert shown[0] in headline  # the same word has the same probability
-
-
-@pytest.mark.parametrize("width", [390, 1280])
-def test_the_shared_picture_says_what_was_hidden(
-    visit: Visit, html: str, tmp_path: Path, width: int
-) -> None:
-    page = ready(visit(html, width=width, height=844))
-    after(page, page.locator("[data-qkv-first]").click)
-    headline = page.locator("[data-part=headline]").inner_text()
-    button(page, "Share").click()
-    card = page.locator(".postcard")
-    expect(card.locator("h3")).to_have_text(["Best guess: wine, 58%.", headline])
-    assert "glass" in headline
-    for one in card.locator("[data-part=stage]").all():
-        assert one.evaluate(CROSSED)[1] == []
-    page.evaluate(
-        """() => {
-          const { serializeToString } = XMLSerializer.prototype;
-          XMLSerializer.prototype.serializeToString = function (node) {
-            return (window.drawn = serializeToString.call(this, node));
-          };
-        }"""
-    )
-    with page.expect_download():
-        button(page, "Save the picture").click()
-    texts = re.findall(r"<text([^>]*)>([^<]*)</text>", page.evaluate("() => drawn"))
-    assert [text for how, text in texts if "line-through" in how] == ["glass"]
-    assert "".join(headline.split()) in "".join("".join(text.split()) for _, text in texts)
-
-
-def test_the_picture_and_the_page_can_be_saved(visit: Visit, html: str, tmp_path: Path) -> None:
-    page = ready(visit(html))
-    after(page, page.locator("[data-qkv-first]").click)
-    now = guess(page)
-    button(page, "Share").click()
-    card = page.locator(".postcard")
-    expect(card.locator("[data-part=stage]")).to_have_count(2)
-    assert card.locator(".guess").all_inner_texts() == ["wine", now]
-    with page.expect_download() as saved:
-        button(page, "Save the picture").click()
-    png = Path(saved.value.path()).read_bytes()
-    assert png[:4] == b"\x89PNG"
-    with page.expect_download() as saved:
-        button(page, "Save this page with your changes").click()
-    copy = Path(saved.value.path()).read_text("utf-8")
-    other = ready(visit(copy))
-    assert guess(other) == now
-    assert re.search(r"glass", other.locator("[aria-pressed=true].w").inner_text())
-    after(other, other.locator("[data-qkv-first]").click)
-    assert guess(other) == "wine"

@@ -56,7 +56,7 @@ def test_beat_the_model_counts_the_authors_words_for_both_over_equal_rounds(
         mine = right if k % 3 else words[words[0] == right]
         acts.get_by_role("button", name=mine, exact=True).click()
         said = [f"You: {mine}", f"The model: {its}", f"The author: {right}"]
-        for one in (*said, f"Of all words, the model would say {ranked[0]} ("):
+        for one in (*said, f"If any word were allowed, the model would say {ranked[0]} ("):
             expect(say).to_contain_text(one)
         for who, word in enumerate((mine, its)):
             hits[who] += word == right
@@ -70,7 +70,7 @@ def test_beat_the_model_counts_the_authors_words_for_both_over_equal_rounds(
     expect(say).to_contain_text(f"A draw: {you} each." if you == it else won)
     acts.get_by_role("button", name="Copy the score").click()
     result = page.get_by_label("Your score").input_value()
-    assert f"I chose {you} and the model {it}." in result
+    assert f"I found {you} and the model found {it}." in result
     assert result.splitlines()[1:] == [f"me    {marks[0]}", f"model {marks[1]}"]
     acts.get_by_role("button", name="Play again").click()
     expect(page.locator(".beat .big")).to_have_text(sentences[10][0].replace("_", "___"))
@@ -173,8 +173,8 @@ def test_the_distance_inside_a_sense_is_shown_beside_the_distance_between_senses
     expect(cells).to_have_text(distances(exact, SENTENCES, "bank"))
     inside, between = distances(exact, SENTENCES, "bank")[-2:]
     say = page.locator(".watch .say")
-    expect(say).to_contain_text(f"{inside} inside a sense and {between} between the senses")
-    expect(say).to_contain_text("the senses are farther apart" if between > inside else "are not")
+    expect(say).to_contain_text(f"{inside} within a sense and {between} between the senses")
+    expect(say).to_contain_text("they differ more" if between > inside else "they do not")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from .playing import (
     held,
     like,
     masks,
+    open_tab,
     opened,
     picture,
     shows,
@@ -49,6 +50,15 @@ def own(page: Page) -> Locator:
     return page.locator("[data-part=head]")
 
 
+def hands(page: Page) -> Locator:
+    return page.locator("[data-part=links]")
+
+
+@pytest.fixture
+def page(quick: Visit, html: str) -> Page:
+    return opened(quick, html, tab="links")
+
+
 def map_of(page: Page) -> Locator:
     return own(page).get_by_role("application")
 
@@ -68,7 +78,7 @@ def test_lines_and_heat_map_match_the_trace(page: Page, trace: Trace) -> None:
     best = weights[POSITION].argmax()
     said = own(page).locator(".head-words").inner_text()
     share = f"{100 * weights[POSITION, best]:.0f}%"
-    assert said == f"The gap looks at {trace.tokens[best]}: {share} (head 3.2)."
+    assert said == f"The gap attends to {trace.tokens[best]}: {share} (head 3.2)."
     scaled = np.asarray(trace["attn_scores", LAYER][0, NUMBER], np.float64)
     raw = vectors(trace, "q") @ vectors(trace, "k").T
     map_of(page).focus()
@@ -161,7 +171,7 @@ def test_operands_stand_around_the_weights(page: Page, trace: Trace) -> None:
 
 
 def test_painting_hides_a_link_in_this_head(page: Page, model: Model) -> None:
-    own(page).get_by_label("paint: drag over cells to hide them").check()
+    hands(page).get_by_label("paint: drag over cells to hide them").check()
     click(page, POSITION, 4)
     until(lambda: masks(held(page)["edits"]) == [(POSITION, 4, *HEAD)])
     ids = list(model.tokenize(TEXT).ids)
@@ -187,12 +197,13 @@ def test_painting_elsewhere_reaches_the_layers_above(
     page: Page, model: Model, scope: str, where: tuple[int, ...]
 ) -> None:
     go(page, layer=1, head=4)
-    own(page).get_by_label("paint: drag over cells to hide them").check()
-    own(page).get_by_label("Hide", exact=True).select_option(scope)
+    hands(page).get_by_label("paint: drag over cells to hide them").check()
+    hands(page).get_by_label("Hide", exact=True).select_option(scope)
     click(page, POSITION, 4)
     until(lambda: masks(held(page)["edits"]) == [(POSITION, 4, *where)])
     hidden = model.trace(list(model.tokenize(TEXT).ids), hide=[(POSITION, 4, *where)])
     shows(page, hidden["pattern", 1][0, 4])
+    open_tab(page, "Heads")
     page.locator("[data-part=map] [data-head='3.1']").click()
     until(lambda: held(page)["layer"] == 3)
     shows(page, hidden["pattern", 3][0, 1])
@@ -201,30 +212,30 @@ def test_painting_elsewhere_reaches_the_layers_above(
 def test_links_can_be_masked_by_keyboard_and_by_buttons(
     page: Page, model: Model, trace: Trace
 ) -> None:
-    own(page).get_by_label("paint: drag over cells to hide them").check()
+    hands(page).get_by_label("paint: drag over cells to hide them").check()
     map_of(page).focus()
     press(page, "ArrowDown", "Control+Home", "Home", "ArrowRight", "Enter")
     until(lambda: masks(held(page)["edits"]) == [(0, 1, *HEAD)])
-    own(page).get_by_role("button", name="next query").click()
+    hands(page).get_by_role("button", name="next query").click()
     until(lambda: held(page)["query"] == POSITION + 1)
-    key = own(page).locator("[aria-label=Key] .step-word").inner_text()
-    own(page).get_by_role("button", name="next key").click()
-    after = own(page).locator("[aria-label=Key] .step-word").inner_text()
+    key = hands(page).locator("[aria-label=Key] .step-word").inner_text()
+    hands(page).get_by_role("button", name="next key").click()
+    after = hands(page).locator("[aria-label=Key] .step-word").inner_text()
     assert list(trace.tokens).index(after) == list(trace.tokens).index(key) + 1
-    own(page).get_by_role("button", name="Hide this link").click()
+    hands(page).get_by_role("button", name="Hide this link").click()
     edges = [(0, 1, *HEAD), (POSITION + 1, list(trace.tokens).index(after), *HEAD)]
     until(lambda: masks(held(page)["edits"]) == edges)
     ids = list(model.tokenize(TEXT).ids)
     shows(page, model.trace(ids, hide=edges)["pattern", LAYER][0, NUMBER])
-    own(page).get_by_role("button", name="Show this link").click()
+    hands(page).get_by_role("button", name="Show this link").click()
     until(lambda: masks(held(page)["edits"]) == edges[:1])
 
 
 def test_painting_does_not_unmask_a_cell_of_another_edit(page: Page) -> None:
     go(page, edits=[{"op": "hide", "token": 4}])
-    own(page).get_by_label("paint: drag over cells to hide them").check()
+    hands(page).get_by_label("paint: drag over cells to hide them").check()
     click(page, POSITION, 4)
-    assert "hidden by another change" in own(page).locator(".paint [role=status]").inner_text()
+    assert "hidden by another change" in hands(page).locator(".paint [role=status]").inner_text()
     assert held(page)["edits"] == [{"op": "hide", "token": 4}]
 
 
@@ -265,7 +276,7 @@ def test_subwords_are_merged_on_request(quick: Visit, html: str, model: Model) -
             spans.append([position])
     assert max(map(len, spans)) > 2
     position = tokens.tokens.index("[MASK]")
-    page = opened(quick, html, text=text, position=position, query=position)
+    page = opened(quick, html, text=text, position=position, query=position, tab="links")
     weights = np.asarray(model.trace(text)["pattern", LAYER][0, NUMBER], np.float64)
     shows(page, weights)
     page.get_by_label("merge subwords into words").check()
@@ -276,12 +287,12 @@ def test_subwords_are_merged_on_request(quick: Visit, html: str, model: Model) -
     token(own(page), long).click()
     until(lambda: held(page)["query"] == spans[long][0])
     crown = spans.index([tokens.tokens.index("crown")])
-    while own(page).locator("[aria-label=Key] .step-word").inner_text() != "crown":
-        at = own(page).locator("[aria-label=Key] .step-word").inner_text()
+    while hands(page).locator("[aria-label=Key] .step-word").inner_text() != "crown":
+        at = hands(page).locator("[aria-label=Key] .step-word").inner_text()
         names = [name for name, _ in keys(own(page))]
         way = "next key" if names.index(at) < crown else "previous key"
-        own(page).get_by_role("button", name=way).click()
-    own(page).get_by_role("button", name="Hide this link").click()
+        hands(page).get_by_role("button", name=way).click()
+    hands(page).get_by_role("button", name="Hide this link").click()
     links = [(query, *spans[crown], *HEAD) for query in spans[long]]
     until(lambda: masks(held(page)["edits"]) == links)
     hidden = model.trace(list(tokens.ids), hide=links)["pattern", LAYER][0, NUMBER]
@@ -296,9 +307,9 @@ def merged(weights: np.ndarray, spans: list[list[int]]) -> np.ndarray:
 def test_rows_are_added_to_the_view_with_shift(page: Page) -> None:
     said = own(page).locator(".head-words")
     token(own(page), 3).click(modifiers=["Shift"])
-    assert said.inner_text().startswith("The gap looks at ")
-    assert said.inner_text().count(" looks at ") == 2
+    assert said.inner_text().startswith("The gap attends to ")
+    assert said.inner_text().count(" attends to ") == 2
     token(own(page), 5).hover()
-    assert said.inner_text().count(" looks at ") == 2
+    assert said.inner_text().count(" attends to ") == 2
     press(page, "Escape")
-    assert said.inner_text().count(" looks at ") == 1
+    assert said.inner_text().count(" attends to ") == 1

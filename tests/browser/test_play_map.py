@@ -60,7 +60,9 @@ def cell(page: Page, layer: int, head: int) -> Locator:
 
 
 def power(page: Page, layer: int, head: int) -> Locator:
-    return page.get_by_role("switch", name=f"head {layer}.{head} takes part")
+    """Choose a head, and return its switch."""
+    cell(page, layer, head).click()
+    return page.get_by_role("switch", name=f"use head {layer}.{head}")
 
 
 def thumb(page: Page, layer: int, head: int) -> np.ndarray:
@@ -131,21 +133,31 @@ def test_layers_go_upward_and_heads_say_their_roles(page: Page) -> None:
     assert len(heights) == 4
     assert heights == sorted(heights, reverse=True)
     said = {head: cell(page, *head).get_attribute("aria-label") for head in HEADS}
-    assert said[1, 1] == "head 1.1, usually looks at the word before"
-    assert said[3, 2] == "head 3.2, in, on, of usually look at the noun"
+    assert said[1, 1] == "head 1.1, usually attends to the word before"
+    assert said[3, 2] == "head 3.2, in, on, of usually attend to the noun"
     assert all(
         text.endswith(", mixed") for head, text in said.items() if head not in ((1, 1), (3, 2))
     )
     assert cell(page, *HEAD).get_attribute("aria-pressed") == "true"
+    signs = {
+        name: cell(page, *name).locator(".role").inner_text() for name in ((1, 1), (3, 2), (0, 0))
+    }
+    assert signs == {(1, 1): "←", (3, 2): "a", (0, 0): "·"}
+    assert page.locator(".role-list li").all_inner_texts() == [
+        "← usually attends to the word before: 1 head",
+        "a in, on, of usually attend to the noun: 1 head",
+        "· mixed: 22 heads",
+    ]
 
 
 def test_heads_that_were_not_measured_have_no_role(quick: Visit, html: str) -> None:
     known = '"roles":{"1.1":["previous",0.97],"3.2":["preposition to noun",0.4049]}'
     assert known in html
     page = opened(quick, html.replace(known, '"roles":{}'))
-    assert cell(page, 1, 1).get_attribute("aria-label") == "head 1.1"
+    assert cell(page, 1, 1).get_attribute("aria-label") == "head 1.1, not known"
     assert "mixed" not in page.locator("[data-part=map]").inner_text()
-    assert page.locator(".chosen").inner_text() == "Head 3.2."
+    assert page.locator(".chosen p").inner_text() == "Head 3.2: not known."
+    assert page.locator(".role-list li").all_inner_texts() == ["· not known: 24 heads"]
 
 
 def test_a_switch_removes_its_head_and_puts_it_back(
@@ -154,17 +166,21 @@ def test_a_switch_removes_its_head_and_puts_it_back(
     shows(page, by_the_library(model, ids, []).pattern[HEAD])
     power(page, 1, 0).click()
     until(lambda: held(page)["edits"] == [{"op": "ablate", "layer": 1, "head": 0}])
+    until(lambda: page.locator(".power").get_attribute("aria-checked") == "false")
+    own = background(page.locator(".power"))
+    cell(page, *HEAD).click()
     ablated = model.trace(ids, ablate=[(1, 0)])
     shows(page, ablated["pattern", 3][0, 2])
-    assert power(page, 1, 0).get_attribute("aria-checked") == "false"
     assert "removed" in str(cell(page, 1, 0).get_attribute("aria-label"))
-    assert background(power(page, 1, 0)) == background(page.locator(".power").nth(0), "--changed")
     power(page, 2, 5).click()
     until(lambda: len(held(page)["edits"]) == 2)
+    cell(page, *HEAD).click()
     shows(page, model.trace(ids, ablate=[(1, 0), (2, 5)])["pattern", 3][0, 2])
     power(page, 1, 0).click()
     until(lambda: held(page)["edits"] == [{"op": "ablate", "layer": 2, "head": 5}])
+    cell(page, *HEAD).click()
     shows(page, model.trace(ids, ablate=[(2, 5)])["pattern", 3][0, 2])
+    assert own == background(page.locator(".power"), "--changed")
 
 
 def background(node: Locator, of: str | None = None) -> str:
@@ -184,6 +200,7 @@ def test_one_head_of_a_removed_layer_is_put_back(
     power(page, 2, 4).click()
     others = [(2, head) for head in range(6) if head != 4]
     until(lambda: [(e["layer"], e["head"]) for e in held(page)["edits"] if "head" in e] == others)
+    cell(page, *HEAD).click()
     shows(page, model.trace(ids, ablate=others)["pattern", 3][0, 2])
     title = page.locator("[data-part=head] h3")
     assert "removed" not in title.inner_text()
@@ -239,7 +256,7 @@ def test_heads_by_keyboard(page: Page) -> None:
     press(page, "Enter")
     until(lambda: (held(page)["layer"], held(page)["head"]) == (2, 4))
     assert cell(page, 2, 4).get_attribute("aria-pressed") == "true"
-    press(page, "Tab", " ")
+    press(page, "Shift+Tab", " ")
     until(lambda: held(page)["edits"] == [{"op": "ablate", "layer": 2, "head": 4}])
 
 
@@ -266,7 +283,7 @@ def test_the_map_fills_its_band(quick: Visit, html: str, width: int) -> None:
         "all => all.map((one) => one.getBoundingClientRect().toJSON())"
     )
     assert band is not None
-    assert len(boxes) == 2 * len(HEADS)
+    assert len(boxes) == len(HEADS) + 1
     assert max(box["right"] for box in boxes) >= band["x"] + band["width"] - 10
     assert min(box["left"] for box in boxes) <= band["x"] + 32  # the layer's name is beside it
     for box in boxes:

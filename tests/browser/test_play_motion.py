@@ -113,7 +113,7 @@ def test_every_moment_matches_the_trace(page: Page, trace: Trace) -> None:
     assert (figures(page)[0], figures(page)[-1]) == ("score", "")
     best = weights.argmax()
     name, score = trace.tokens[best], f"{products[best].sum():.2f}"
-    assert said(page).endswith(f"how well it fits the query. For {name}: {score}.")
+    assert said(page).endswith(f"how well the key fits the query. For {name}: {score}.")
     raw = [read(x) for x in figures(page)[1:-1]]
     np.testing.assert_allclose(raw, products.sum(-1), atol=0.0052)
     to(page, 34)
@@ -179,7 +179,7 @@ def test_the_animation_can_be_stopped_and_moved_by_keyboard(page: Page) -> None:
     assert int(slider(page).input_value()) == at < END
     slider(page).focus()
     page.keyboard.press("Home")
-    assert slider(page).get_attribute("aria-valuetext").startswith("keys: The query the gap is 32")
+    assert slider(page).get_attribute("aria-valuetext").startswith("keys: The query the gap has 32")
     for moment in ("products", "scores", "weights", "values", "sum", "sum"):
         page.keyboard.press("PageUp")
         page.keyboard.press("ArrowRight")
@@ -220,7 +220,7 @@ CASES: dict[str, tuple[list[Edit], str, str]] = {
     "given": (
         [{"op": "row", "layer": 3, "head": 2, "query": 7, "weights": [0.5, 0.5, *[0] * 8]}],
         "50%",
-        "You gave this row its weights",
+        "You set the weights of this row",
     ),
     "removed": ([{"op": "ablate", "layer": 3, "head": 2}], "removed", "This head is removed"),
 }

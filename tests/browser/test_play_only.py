@@ -129,7 +129,7 @@ def test_headline_and_map_show_the_effect_of_removing_a_head(
     assert max(right for _, right in sides) <= width  # no head is out of sight
     assert "Choose one" not in part(page, "map").inner_text()
     assert tight(page)
-    page.get_by_role("switch", name="head 3.2 takes part").click()
+    page.get_by_role("switch", name="use head 3.2").click()
     until(lambda: "Without head 3.2" in part(page, "headline").inner_text())
 
 

@@ -41,7 +41,7 @@ CAUSES = {
     "patch": "With the output of head 0.1 at the as in "
     "\N{LEFT DOUBLE QUOTATION MARK}money money money money money money mon"
     "\N{HORIZONTAL ELLIPSIS}\N{RIGHT DOUBLE QUOTATION MARK}",
-    "set": "With what attention adds in layer 1 at of set to other numbers",
+    "set": "With what attention adds in layer 1 at of set to given numbers",
     "add": "With the residual stream after layer 0 at The plus a vector",
 }
 
@@ -239,7 +239,7 @@ def test_the_headline_names_the_word_at_a_position_without_a_mask(page: Page, ex
     sure = own.now[best] >= 0.0995
     assert skeleton(headline)[0] == (
         f"{'Best guess' if sure else 'Not sure'} at riverbank: "
-        f"{'' if sure else 'its best guess is '}{own.words[best]}, #."
+        f"{'' if sure else 'the best guess is '}{own.words[best]}, #."
     )
     assert page.locator(".outcome h3").inner_text() == "The model's words for riverbank"
     check_words(page, own, [])

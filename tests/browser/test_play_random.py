@@ -89,11 +89,31 @@ SETTLED = """async () => {
 def test_a_random_walk_leaves_no_error_and_no_false_claim(
     visit: Visit, html: str, seed: int, models: dict[str, Model], starts: dict[str, dict[str, Any]]
 ) -> None:
-    lots = random.Random(seed)
     page = ready(visit(opened_at(html, "#model=decoder" if seed % 2 else "")))
+    walk(page, seed, ACTIONS, models, starts)
+
+
+@pytest.mark.parametrize("tab", ["sentence", "links", "heads", "steps", "result"])
+def test_a_decoder_without_a_text_makes_no_false_claim(
+    visit: Visit, html: str, tab: str, models: dict[str, Model], starts: dict[str, dict[str, Any]]
+) -> None:
+    page = ready(visit(opened_at(html, f"#model=decoder&text=&inside=true&tab=%22{tab}%22")))
+    assert page.locator(".view").get_attribute("data-view") == "lab"
+    assert check(page, models, starts) == []
+
+
+def walk(
+    page: Page,
+    seed: int,
+    actions: int,
+    models: dict[str, Model],
+    starts: dict[str, dict[str, Any]],
+) -> None:
+    """Act on the page, and decide each claim that it then shows."""
+    lots = random.Random(seed)
     page.emulate_media(reduced_motion="reduce")
     acts = []
-    for _ in range(ACTIONS):
+    for _ in range(actions):
         acts.append(act(page, lots))
         assert page.evaluate(SETTLED), acts[-5:]
         wrong = check(page, models, starts)

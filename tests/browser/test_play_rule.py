@@ -86,7 +86,7 @@ def test_the_page_opens_on_the_head_of_its_text(quick: Visit, html: str, model: 
 def test_a_chosen_head_stays_until_the_rule_chooses_again(
     quick: Visit, html: str, model: Model
 ) -> None:
-    page = ready(quick(opened_at(html, address(inside=True))))
+    page = ready(quick(opened_at(html, address(inside=True, tab="heads"))))
     after(page, lambda: page.locator("[data-part=map] [data-head='2.3']").click())
     assert said(page) == ("Head 2.3", "You chose this head. Let the rule choose")
     typed(page, SECOND[7])
@@ -101,7 +101,7 @@ def test_a_chosen_head_stays_until_the_rule_chooses_again(
     assert said(page) == by_python(SECOND[7], model)
 
 
-# the roles of heads that look at positions
+# the roles of heads that attend to positions
 POSITIONS = ("word before", "word after", "start of the text")
 
 
@@ -109,7 +109,7 @@ def test_a_role_says_what_its_head_usually_does(quick: Visit, html: str) -> None
     page = ready(quick(opened_at(html, address(inside=True, layer=1, head=1))))
     until(lambda: page.locator("[data-part=map] .role").count() > 0)
     title = part(page, "head").last.locator("h3")
-    assert title.inner_text() == "Head 1.1 \N{MIDDLE DOT} usually looks at the word before"
+    assert title.inner_text() == "Head 1.1 \N{MIDDLE DOT} usually attends to the word before"
     assert title.locator("span").get_attribute("title") == "previous, mean weight 99%"
 
 
@@ -129,11 +129,14 @@ def test_a_role_of_gaps_is_shown_only_for_a_gap_that_can_have_it(
 ) -> None:
     page = ready(quick(opened_at(html, address(text=text, inside=True, layer=3, head=2))))
     until(lambda: page.locator("[data-part=map] .role").count() > 0)
-    shown = set(page.locator("[data-part=map] .role:not(:empty)").all_text_contents())
-    by_position = {f"usually looks at the {name}" for name in POSITIONS}
-    of_gaps = {f"a gap in place of {one} usually looks at {other}" for one, other in pairs}
-    assert shown == {"mixed"} | by_position | of_gaps
-    own = "a gap in place of the verb usually looks at the object"  # the role of head 3.2
+    of_gaps = {f"a gap in place of {one} usually attends to {other}" for one, other in pairs}
+    roles = {"mixed", *of_gaps, *(f"usually attends to the {name}" for name in POSITIONS)}
+    cells = page.locator("[data-part=map] .cell-head")
+    labels = [str(cell.get_attribute("aria-label")) for cell in cells.all()]
+    found = {label: [role for role in roles if f", {role}" in label] for label in labels}
+    assert {role for own in found.values() for role in own} == roles
+    assert not [label for label, own in found.items() if "usually" in label and not own]
+    own = "a gap in place of the verb usually attends to the object"  # the role of head 3.2
     title = part(page, "head").last.locator("h3").inner_text()
     assert title == (f"Head 3.2 \N{MIDDLE DOT} {own}" if own in of_gaps else "Head 3.2")
 

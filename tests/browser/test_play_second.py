@@ -15,7 +15,7 @@ from .edited import Edit, Result
 from .engine import by_the_library, shares
 from .outcome import is_percent, is_written, similarities
 from .play import address, after, button, in_lab, opened_at, part, ready, shown
-from .playing import laid_out, picture, until
+from .playing import laid_out, open_tab, picture, unfold, until
 from .support import Visit, drawn, press, read, readout
 from .test_play_page import check_layout
 
@@ -38,7 +38,7 @@ def html() -> str:
 
 def opened(visit: Visit, html: str, **state: Any) -> Page:
     page = ready(visit(opened_at(html, address(**STATE | state))))
-    part(page, "second").locator("details summary").click()
+    unfold(part(page, "second").locator("details"))
     return page
 
 
@@ -98,7 +98,7 @@ def test_both_stand_on_one_axis_with_the_librarys_numbers(
     check_row(page, *rows)
     for said, tokens, row in zip(lines_of(page), (one, other), rows, strict=True):
         best = tokens[row.argmax()]
-        assert said == f"The gap looks at {best}: {100 * row.max():.0f}% (head {LAYER}.{HEAD})."
+        assert said == f"The gap attends to {best}: {100 * row.max():.0f}% (head {LAYER}.{HEAD})."
     both = part(page, "second").locator(".both-maps > div")
     cell = [first.pattern[LAYER, HEAD, 4, 7], second.pattern[LAYER, HEAD, 6, there]]
     both.nth(2).locator(".map").focus()
@@ -171,14 +171,14 @@ def test_edits_apply_to_both_sentences_where_possible(
     (_, first), (_, second) = computed(exact, FIRST, edits), computed(exact, SECOND, fits)
     there = other.index("[MASK]")
     check_row(page, first.pattern[LAYER, HEAD, QUERY], second.pattern[LAYER, HEAD, there])
-    assert "except 2 of 5" in part(page, "second").inner_text()
+    assert "2 of your 5 changes do not fit" in part(page, "second").inner_text()
 
 
 def test_any_two_texts_are_aligned_by_what_they_share(
     quick: Visit, html: str, model: Model
 ) -> None:
     page = opened(quick, html)
-    field = page.get_by_label("A second sentence beside it")
+    field = page.get_by_label("A second sentence to compare")
     for text in ("on a a crown", "wore on her crown she a", "???", f"{FIRST} {FIRST}", FIRST, PAIR):
         after(page, lambda to=text: field.fill(to))
         rows = table(page)
@@ -199,9 +199,10 @@ def test_a_second_sentence_can_be_added_shared_and_removed(visit: Visit, html: s
     assert not part(page, "second").is_visible()
     button(page, "Look inside").click()
     laid_out(page)
+    open_tab(page, "Words")
     plain = shown(page)
     after(page, button(page, "Beside another sentence").click)
-    field = page.get_by_label("A second sentence beside it")
+    field = page.get_by_label("A second sentence to compare")
     # "Look inside" unfolds parts of the page. The page may draw these parts only after the second
     # click. `after` may return as soon as they are drawn, so wait until the field has the text.
     until(lambda: field.input_value() == FIRST)
@@ -211,7 +212,7 @@ def test_a_second_sentence_can_be_added_shared_and_removed(visit: Visit, html: s
     again = ready(visit(opened_at(html, page.evaluate("location.hash"))))
     laid_out(again)
     assert shown(again).replace("Undo", "") == held.replace("Undo", "")
-    assert again.get_by_label("A second sentence beside it").input_value() == SECOND
+    assert again.get_by_label("A second sentence to compare").input_value() == SECOND
     after(page, button(page, "Remove it").click)
     assert shown(page) == plain
     after(page, button(page, "Undo").click)
@@ -224,7 +225,7 @@ def comes_to_look_from(page: Page, queries: list[str]) -> None:
 
     The page does not draw a newly chosen query at once, but in a later task of the event loop.
     """
-    until(lambda: [text.split(" looks at ")[0] for text in lines_of(page)] == queries)
+    until(lambda: [text.split(" attends to ")[0] for text in lines_of(page)] == queries)
 
 
 def test_queries_are_chosen_per_sentence_or_for_both(quick: Visit, html: str) -> None:

@@ -23,7 +23,7 @@ from .edited import Edit, Result, run
 from .engine import agree, ask, by_the_library
 from .outcome import is_percent
 from .play import address, rest
-from .playing import open_head, until
+from .playing import open_head, open_tab, unfold, until
 from .support import press, read, readout
 from .test_engine import offsets
 
@@ -126,7 +126,7 @@ def test_an_encoder_of_twelve_layers(open_served: Open, tmp_path: Path) -> None:
     )
     V = len(model.embedding.table)
     assert heads == [[i, j, V] for i in reversed(range(12)) for j in range(3)]
-    with pytest.raises(Exception, match=r"trace: edits\[0\] \(hide\) has token 99: give 0 to 7"):
+    with pytest.raises(Exception, match=r"trace: edits\[0\] \(hide\) has token 99; pass 0 to 7"):
         ask(page, TEXT, [{"op": "hide", "token": 99}])
 
 
@@ -152,6 +152,7 @@ def test_the_steps_of_a_served_decoder_match_the_trace(open_served: Open, tmp_pa
     painted(page)
     page.get_by_role("button", name="Look inside").click()
     page.get_by_label("Your sentence").fill("the cat")
+    open_tab(page, "Numbers")
     own = page.locator("[data-part=steps]")
     tabs = own.get_by_role("tab")
     ids = model.tokenize("the cat").ids.tolist()
@@ -189,7 +190,10 @@ def test_the_layers_of_a_model_without_mlps(open_served: Open, tmp_path: Path) -
     painted(page)
     tabs = page.locator("[data-part=steps]").get_by_role("tab")
     head = ["Q", "K", "V", "scores", "scaled", "masked", "weights", "context", "joined"]
-    for state, names in (({"only": ["block"]}, []), ({"inside": True, "only": None}, head)):
+    for state, names in (
+        ({"only": ["block"]}, []),
+        ({"inside": True, "only": None, "tab": "steps"}, head),
+    ):
         page.evaluate("hash => { location.hash = hash; }", address(**state))
         tabs.nth(1 + len(names)).wait_for()
         rest(page)
@@ -202,10 +206,11 @@ def test_a_second_text_beside_that_of_a_decoder(open_served: Open, tmp_path: Pat
     painted(page)
     texts = "the cat", "the cat the"
     page.get_by_role("button", name="Look inside").click()
-    for label, text in zip(("Your sentence", "A second sentence beside it"), texts, strict=True):
+    open_tab(page, "Words")
+    for label, text in zip(("Your sentence", "A second sentence to compare"), texts, strict=True):
         page.get_by_label(label).fill(text)
     own = page.locator("[data-part=second]")
-    own.locator("details summary").click()
+    unfold(own.locator("details"))
     words = page.get_by_role("listbox", name="words of the sentence").get_by_role("option")
     rows = own.locator("details tbody tr")
     until(lambda: rows.count() == len(model.tokenize(texts[1]).ids))
@@ -232,13 +237,14 @@ def test_a_mask_of_another_name(open_served: Open, tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text("utf-8").replace("[MASK]", "<mask>"), "utf-8")
     page = open_served("--model", tmp_path)
-    assert re.match("Best guess: |Not sure: its best guess is ", painted(page))
-    assert "Type it as ___, _, <mask>, or ? between words." in page.locator(".view").inner_text()
+    assert re.match("Best guess: |Not sure: the best guess is ", painted(page))
+    typed = "Type it as ___, _ or <mask>, or as ? between words."
+    assert typed in page.locator(".view").inner_text()
     chips = page.get_by_role("listbox", name="words of the sentence").get_by_role("option")
     page.get_by_label("Your sentence").fill("the cat sat on the <mask>")
     chips.get_by_text("___").wait_for()
     chips.get_by_text("cat").click()
-    page.get_by_role("button", name="Replace by a gap").click()
+    page.get_by_role("button", name="Replace with a gap").click()
     page.get_by_role("button", name="Put back").wait_for()
     assert chips.get_by_text("___").count() == 2
     assert "cat → the gap" in page.locator("[data-part=changes]").inner_text()
@@ -313,7 +319,7 @@ def test_the_key_form_opens_a_model_that_guesses_no_words(
     page.locator("#qkv-key", has_text="the key of this request is wrong").wait_for()
     form.locator("input").fill("open-sesame")
     form.locator("button").click()
-    assert "This model guesses no words" in painted(page)
+    assert "This model does not guess words" in painted(page)
     assert not form.is_visible()
     assert page.evaluate("Object.keys(localStorage).length") == 0
 
@@ -334,11 +340,11 @@ def test_a_served_decoder_generates_what_the_library_does(
     assert new["ids"] == model.generate("a b", max_new_tokens=12, edit=edits).ids
     patch = [{"op": "patch", "at": "z", "layer": 0, "from": "b a"}]
     said = page.evaluate(f"{ask_edited}.catch(({{message}}) => message)", [options, patch])
-    assert said == 'generate: the server cannot generate with the edit "patch": undo the edit first'
+    assert said == 'generate: the server cannot generate with the edit "patch"; undo the edit first'
     page.get_by_label("Your sentence").fill("a b")
     part = page.locator("[data-part=writing]")
     part.locator("input[type=range]").fill("0")
-    part.get_by_role("button", name="Write on").click()
+    part.get_by_role("button", name="Continue").click()
     part.locator("xpath=self::*[@data-writing='done']").wait_for()
     shown = part.locator(".written").inner_text()
     assert shown.replace("…", "").startswith("a b the é the")

@@ -28,6 +28,7 @@ SEA, KING = "The sea is wide.", "The king was rich and old."
 __all__ = ["open_served"]  # a fixture
 POSITION, LAYER, HEAD = 7, 2, 3
 STATE: dict[str, Any] = {"text": TEXT, "position": POSITION, "query": POSITION, "inside": True}
+STATE["tab"] = "steps"
 STATE |= {"layer": LAYER, "head": HEAD}
 FIRST = 1  # the first token that differs
 # Returns the last run with edits: the edits, the length, patterns, vectors, logits at the position.
@@ -154,7 +155,8 @@ def test_each_activation_is_patched_as_the_library_does_it(page: Page, exact: Mo
 
 def test_one_press_patches_where_the_sentences_differ(page: Page, exact: Model) -> None:
     write(page, OTHER)
-    assert own(page).get_by_text("Both have 10 tokens. They differ at 1 (she / he), 4").is_visible()
+    said = "Both have 10 tokens. They differ at position 1 (she / he), 4"
+    assert own(page).get_by_text(said).is_visible()
     differ = own(page).locator(".cut .differs").all_inner_texts()
     assert differ == ["she", "crown", "her", "he", "hat", "his"]
     edges = (
@@ -187,7 +189,11 @@ def test_one_press_patches_where_the_sentences_differ(page: Page, exact: Model) 
 
 def test_sentences_of_different_lengths_cannot_be_patched(page: Page) -> None:
     write(page, LONGER)
-    assert own(page).get_by_text("Your sentence has 10 tokens and the other has 11.").is_visible()
+    assert (
+        own(page)
+        .get_by_text("Your sentence has 10 tokens, and the other sentence has 11:")
+        .is_visible()
+    )
     assert button(page, "Patch").is_disabled()
     rows = (
         own(page)
@@ -204,7 +210,7 @@ def test_sentences_of_different_lengths_cannot_be_patched(page: Page) -> None:
     page.get_by_label("The other sentence").press("Enter")
     assert changed(page) == []
     write(page, TEXT)
-    assert own(page).get_by_text("all of them are the same").is_visible()
+    assert own(page).get_by_text("Both have the same").is_visible()
 
 
 def test_a_text_of_another_length_removes_the_patch(page: Page, exact: Model) -> None:
@@ -223,7 +229,7 @@ def test_a_text_of_another_length_removes_the_patch(page: Page, exact: Model) ->
 def test_the_second_sentence_of_the_page_can_be_taken(quick: Visit, html: str) -> None:
     page = ready(quick(opened_at(html, address(**STATE, second=OTHER))))
     button(page, "Patch from another sentence").click()
-    button(page, "Take the second sentence").click()
+    button(page, "Use the second sentence").click()
     own(page).get_by_text("Both have 10 tokens").wait_for()
     after(page, button(page, "Patch").click)
     assert changed(page)[0]["from"] == OTHER
@@ -235,7 +241,8 @@ def test_a_vector_steers_and_its_strength_can_be_moved(page: Page, exact: Model)
     length = float(np.linalg.norm(2 * way))
     stream = by_the_library(exact, exact.tokenize(TEXT).ids.tolist(), []).resid[LAYER]
     usual = float(np.linalg.norm(stream, axis=-1).mean())
-    said = f"The vector has length {length:.2f}. The residual stream there has length {usual:.2f}"
+    said = f"The vector has length {length:.2f}. The residual stream before this layer has length "
+    said += f"{usual:.2f}"
     assert own(page).get_by_text(said).is_visible()
     after(page, button(page, "Steer").click)
     for value in (2, -3.25, 0, 6):
@@ -398,7 +405,7 @@ def test_a_decoder_is_patched_and_steered(visit: Visit, tmp_path: Path) -> None:
     half, model = small(tmp_path, "gpt2")
     qkv.play("the cat sat on the bank", model=half).to_html(tmp_path / "play.html")
     html = (tmp_path / "play.html").read_text("utf-8")
-    state = {"text": "the cat sat on the bank", "inside": True}
+    state = {"text": "the cat sat on the bank", "inside": True, "tab": "steps"}
     page = ready(visit(opened_at(html, address(**state))))
     decoder_or_served(page, model)
 
@@ -406,7 +413,7 @@ def test_a_decoder_is_patched_and_steered(visit: Visit, tmp_path: Path) -> None:
 def test_a_served_model_is_patched_and_steered(open_served: Open, tmp_path: Path) -> None:
     _, model = small(tmp_path, "llama")
     page = ready(open_served("--model", tmp_path / "half"))
-    hash_ = address(text="the cat sat on the bank", inside=True)
+    hash_ = address(text="the cat sat on the bank", inside=True, tab="steps")
     after(page, lambda: page.evaluate("hash => { location.hash = hash; }", hash_))
     decoder_or_served(page, model)
 

@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, Page
 from qkv.models import Model
 
 from .play import address, after, button, changed, chip, opened_at, part, ready, rest
-from .playing import TEXT, live_page, masks
+from .playing import TEXT, live_page, masks, open_tab
 from .support import Visit
 
 LOCAL = "This address works on this machine only."
@@ -46,7 +46,7 @@ def notes(page: Page) -> list[str]:
 def test_a_gap_may_be_typed_in_every_way(quick: Visit, html: str) -> None:
     page = ready(quick(opened_at(html, address(text=FOX))))
     said, words = headline(page), chips(page)
-    assert re.match("Best guess: |Not sure: its best guess is ", said)
+    assert re.match("Best guess: |Not sure: the best guess is ", said)
     assert words == ["[CLS]", "The", "fox", "is", "a", "small", "___", ".", "[SEP]"]
     for gap in ("[mask]", "_", "___", "?"):
         text = FOX.replace("[MASK]", gap)
@@ -117,15 +117,16 @@ def test_the_page_names_what_the_model_does_not_read(quick: Visit, html: str) ->
     long = "word " * 70
     after(page, lambda: page.get_by_label("Your sentence").fill(f"{long}_ ."))
     assert notes(page) == [
-        "The text is too long: the model reads its first 64 tokens. The gap is beyond the first"
-        " 64 tokens, so nothing is guessed there.",
+        "The text is too long: the model reads only its first 64 tokens. The gap is beyond the "
+        "first 64 tokens, so nothing is guessed there.",
         added,
     ]
     after(page, lambda: page.get_by_label("Your sentence").fill(f"_ {long}"))
-    assert notes(page) == ["The text is too long: the model reads its first 64 tokens.", added]
+    assert notes(page) == ["The text is too long: the model reads only its first 64 tokens.", added]
     after(page, lambda: page.get_by_label("Your sentence").fill("The [UNK] is a _."))
     assert notes(page) == [added]
     after(page, button(page, "Look inside").click)
+    open_tab(page, "Words")
     after(page, button(page, "Beside another sentence").click)
     other = part(page, "second")
     after(page, lambda: other.locator("textarea").fill(f"мир {long}? ."))
@@ -141,6 +142,7 @@ def test_the_temperature_is_called_attention_temperature(
     assert re.match("At attention temperature 8.00 it |Not sure at attention temp", headline(page))
     assert listed(page) == ["attention temperature 8.00"]
     after(page, button(page, "Look inside").click)
+    open_tab(page, "Numbers")
     assert part(page, "changes").locator("label", has_text="temperature").inner_text() == (
         "Attention temperature"
     )
@@ -214,10 +216,11 @@ def test_a_hosted_page_gives_an_address_for_others(chromium: Browser, html: str,
     frame.locator("html[data-qkv=ready]").wait_for(timeout=60_000)
     frame.locator(".offer").click()
     frame.get_by_role("button", name="Share").click()
+    frame.get_by_role("button", name="Copy the address").click()
     shared = frame.get_by_label("The address of this view").input_value()
     assert shared.startswith(f"{host}#text="), shared
     assert "hide" in shared
-    assert frame.locator(".take .note").is_visible() == (not HOSTS[host])
+    assert frame.locator(".share .take .note").is_visible() == (not HOSTS[host])
     again = context.new_page()
     again.goto(shared)
     ready(again)
@@ -228,9 +231,10 @@ def test_a_hosted_page_gives_an_address_for_others(chromium: Browser, html: str,
 def test_the_page_says_that_a_file_address_works_only_locally(visit: Visit, html: str) -> None:
     page = ready(visit(html))
     button(page, "Share").click()
+    button(page, "Copy the address").click()
     shared = page.get_by_label("The address of this view")
     assert shared.input_value().startswith("file://")
-    assert page.locator(".take .note").inner_text() == LOCAL
+    assert page.locator(".share .take .note").inner_text() == LOCAL
     assert shared.evaluate("field => field.ariaDescribedByElements[0].textContent") == LOCAL
     button(page, "Copy as Python").click()
-    assert not page.locator(".take .note").is_visible()
+    assert not page.locator(".take .note").last.is_visible()

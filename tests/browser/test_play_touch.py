@@ -25,12 +25,13 @@ from .playing import (
     held,
     masks,
     open_head,
+    open_tab,
     opened,
     shows,
     table,
     until,
 )
-from .support import Visit, keys, pause, press, read, readout, token
+from .support import Visit, keys, pause, press, read, readout, token, with_first
 from .test_play_page import check_layout
 from .test_play_server import Open, open_served
 
@@ -42,6 +43,11 @@ CROWN, ON = 4, 5  # positions in TEXT
 @pytest.fixture(scope="module")
 def trace(model: Model) -> Trace:
     return model.trace(TEXT)
+
+
+@pytest.fixture
+def page(quick: Visit, html: str) -> Page:
+    return opened(quick, html, tab="links")
 
 
 def own(page: Page) -> Locator:
@@ -108,6 +114,7 @@ def test_dragging_a_weight_rescales_its_row_and_updates_later_layers(
     assert own(page).locator(".by-hand").count() == 1  # in orange
     found = page.evaluate("runs.at(-1).found.resid.at(-1)")
     np.testing.assert_allclose(found, changed.resid[-1].ravel(), atol=1e-4)
+    open_tab(page, "Heads")
     page.locator("[data-part=map] [data-head='3.2']").click()
     until(lambda: held(page)["layer"] == 3)
     shows(page, changed.pattern[HEAD])
@@ -130,7 +137,7 @@ def test_a_weight_is_set_by_keyboard_or_number_and_reset(page: Page, trace: Trac
     until(lambda: given(page)[0]["weights"][ON] == more)
     np.testing.assert_allclose(given(page)[0]["weights"], shared(row, ON, more), atol=4e-7)
     assert slider(page, "on").get_attribute("aria-valuetext") == f"{100 * more:.0f}%"
-    number = own(page).get_by_role("spinbutton", name="weight of on for the gap")
+    number = page.get_by_role("spinbutton", name="weight of on for the gap")
     assert float(number.input_value()) == round(100 * more)
     number.fill("25")
     number.press("Enter")
@@ -199,7 +206,7 @@ def test_the_last_weight_of_a_fast_drag_counts(quick: Visit, html: str, trace: T
         " qkv.run = async (...all) => { asked += 1;"
         " await new Promise((go) => setTimeout(go, 400)); return run(...all); }; });</script>"
     )
-    page = opened(quick, html.replace("<head>", f"<head>{slow}", 1))
+    page = opened(quick, with_first(html, slow), tab="links")
     asked = page.evaluate("asked")
     drag(page, "on", *np.linspace(0.1, 0.9, 40), 0.33)
     now = [read(value) if value.strip("·") else 0.0 for _, value in keys(own(page))]
@@ -250,7 +257,7 @@ def stroke(page: Page, *through: tuple[int, int]) -> None:
 
 
 def test_a_stroke_masks_every_cell_on_its_path(page: Page, model: Model, trace: Trace) -> None:
-    own(page).get_by_label("paint: drag over cells to hide them").check()
+    page.get_by_label("paint: drag over cells to hide them").check()
     stroke(page, (2, 1), (2, 5), (5, 5))  # faster than pointer events are sent
     way = [*((2, key) for key in range(1, 6)), (3, 5), (4, 5), (5, 5)]
     edges = [(*cell, *HEAD) for cell in way]
@@ -292,7 +299,7 @@ def test_a_finger_paints_and_drags(page: Page, trace: Trace) -> None:
     wide: Any = own(page).locator(".weights").bounding_box()
     weight = weights_of(trace)[POSITION, ON] + 48 / wide["width"]
     until(lambda: given(page) and abs(given(page)[0]["weights"][ON] - weight) < 0.02)
-    own(page).get_by_label("paint: drag over cells to hide them").check()
+    page.get_by_label("paint: drag over cells to hide them").check()
     own(page).get_by_role("application").scroll_into_view_if_needed()
     touch("touchStart", *point(page, 1, 1))
     for cell in range(2, 6):
@@ -306,8 +313,8 @@ def test_the_page_says_why_painting_cannot_change_a_cell(page: Page) -> None:
     go(page, edits=[{"op": "hide", "token": 2}, row | {"weights": [0.1] * 10}])
     assert table(page)[POSITION] == pytest.approx([0.1] * 10)  # a weight set by hand is shown
     assert np.isnan(table(page)[[0, 3], 2]).all()
-    own(page).get_by_label("paint: drag over cells to hide them").check()
-    said = own(page).locator(".paint [role=status]")
+    page.get_by_label("paint: drag over cells to hide them").check()
+    said = page.locator(".paint [role=status]")
     stroke(page, (POSITION, 4), (POSITION, 6))
     assert "set by hand here" in said.inner_text()
     stroke(page, (3, 2))
@@ -355,11 +362,11 @@ def test_a_row_set_by_hand_fits_the_window_and_passes_axe(
 ) -> None:
     row: Edit = {"op": "row", "layer": LAYER, "head": NUMBER, "query": POSITION}
     edits = [row | {"weights": [0.1] * 10}, {"op": "hide", "token": 2}]
-    state = STATE | {"edits": edits, "tab": "heads"}
+    state = STATE | {"edits": edits, "tab": "links"}
     page = ready(quick(opened_at(html, address(**state)), width=width))
     until(lambda: own(page).locator(".by-hand").count() == 1)
     check_layout(page, "head")
-    controls = own(page).locator(".weight-bar :is(button, input)")
+    controls = page.locator(".weight-bar :is(button, input)")
     sizes = controls.evaluate_all("all => all.map((one) => one.getBoundingClientRect().height)")
     assert min(sizes) >= 44
 
@@ -370,6 +377,7 @@ def test_the_mask_of_a_decoder_is_grey_and_cannot_be_painted(
     model = gpt2(tmp_path, seed=2)
     page = ready(open_served("--model", tmp_path))
     button(page, "Look inside").click()
+    open_tab(page, "Links")
     size = own(page).locator(".queries [role=option]").count()
     until(lambda: table(page).shape == (size, size))
     np.testing.assert_array_equal(np.isnan(table(page)), ~np.tri(size, dtype=bool))
@@ -391,9 +399,9 @@ def test_the_mask_of_a_decoder_is_grey_and_cannot_be_painted(
     scores = np.asarray(model.trace(field(page))["attn_scores", layer][0, head], np.float64)
     raw = page.locator(".row-table tbody tr > :nth-child(3)").all_text_contents()[:3]
     np.testing.assert_allclose([read(text) for text in raw], scores[2, :3], atol=0.0052)
-    own(page).get_by_label("paint: drag over cells to hide them").check()
+    page.get_by_label("paint: drag over cells to hide them").check()
     stroke(page, (0, 2))
-    assert "hidden by the model itself" in own(page).locator(".paint [role=status]").inner_text()
+    assert "hidden by the model itself" in page.locator(".paint [role=status]").inner_text()
     assert "mask hidden" in own(page).locator(".score-line").inner_text()
     assert own(page).locator(".score-line .changed").count() == 0
     before = table(page)[2]

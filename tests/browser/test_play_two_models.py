@@ -1,5 +1,6 @@
-"""Tests of the page with both bundled models: from guessing to writing, and back."""
+"""Tests of the page with several models: from guessing to writing, and back."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,8 @@ from models.sizes import SMALL
 from models.small_models import write_small
 from qkv.models import Model
 
-from .engine import RUN, agree, ask, numbers, page_of, unpacked
-from .play import in_lab, opened_at, ready
+from .engine import RUN, SINGLE, agree, ask, numbers, page_of, unpacked
+from .play import after, in_lab, opened_at, ready
 from .support import Visit
 from .test_play_page import check_layout
 
@@ -43,16 +44,58 @@ def test_a_reader_turns_to_the_decoder_and_back(visit: Visit, html: str) -> None
     sentence = page.get_by_label("Your sentence")
     expect(sentence).to_have_value("She drank a glass of ___.")
     expect(page.locator(".badge")).to_contain_text("books ·")
-    page.locator("[data-part=sentence] .offer").click()
+    page.locator(".offer").click()
     ready(page)
     turn(page, "Write a text")
-    expect(sentence).to_have_value(OPENING)
+    expect(sentence).to_have_value("She drank a glass of")
     expect(page.locator(".badge")).to_contain_text("books-decoder ·")
     page.wait_for_function("() => location.hash.startsWith('#model=decoder')")
     check_layout(page)
     turn(page, "Guess a word")
     expect(page.locator("[data-part=changes]")).to_contain_text("glass hidden")
     check_layout(page)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> str:
+    sizes, classes = SMALL["llama"]
+    config = {"model_type": "llama", "architectures": [classes[0]], **sizes}
+    third = qkv.load(write_small(tmp_path_factory.mktemp("third") / "a <third>", config))
+    return str(qkv.play(model=["books", "books-decoder", third])._document())
+
+
+def test_each_model_of_a_page_reads_the_same_sentence(visit: Visit, three: str) -> None:
+    page = ready(visit(in_lab(three)))
+    sentence = page.get_by_label("Your sentence")
+    after(page, lambda: sentence.fill("the cat sat on the _ ."))
+    for name, value in (
+        ("Write a text: a <third>", "the cat sat on the"),
+        ("Write a text: A small model", "the cat sat on the"),
+        ("Guess a word", "the cat sat on the _ ."),  # the encoder's own text, which is unchanged
+        ("Write a text: a <third>", "the cat sat on the"),
+    ):
+        turn(page, name)
+        expect(sentence).to_have_value(value)
+    assert page.evaluate("location.hash").startswith("#model=a+%3Cthird%3E&")
+    after(page, lambda: sentence.fill("the dog"))
+    turn(page, "Guess a word")
+    expect(sentence).to_have_value("the dog ___.")
+    page.go_back()
+    ready(page)
+    expect(sentence).to_have_value("the dog")
+    expect(page.locator("button[data-side='a <third>']")).to_have_attribute("aria-pressed", "true")
+
+
+def test_the_first_screen_says_what_is_known_of_a_model(visit: Visit, three: str) -> None:
+    page = ready(visit(three))
+    turn(page, "Write a text: a <third>")
+    read = page.locator(".front .read").inner_text()
+    assert re.fullmatch(
+        r"a <third> is of type llama, with \d layers of \d heads and [\d,]+ parameters; "
+        r"untrained\.",
+        read,
+    )
+    assert not page.locator(".shelf").is_visible()
 
 
 def test_an_address_opens_the_decoder(visit: Visit, html: str) -> None:
@@ -73,7 +116,7 @@ def test_run_uses_the_encoder_and_generate_the_decoder(
 ) -> None:
     page = ready(visit(html))
     text = "She drank a glass of [MASK]."
-    agree(ask(page, text)[1], numbers(exact.trace(text, logits=True), exact.num_layers))
+    agree(ask(page, text)[1], numbers(exact.trace(text, logits=True), exact.num_layers), *SINGLE)
     found, result = ask(page, OPENING, [], model="decoder")
     trace = writer.trace(OPENING, logits=True)
     assert found["tokens"] == list(trace.tokens)
@@ -88,9 +131,9 @@ def test_run_uses_the_encoder_and_generate_the_decoder(
         names = [writer.tokenizer.token(token) for token in own.ids]
         assert new["tokens"] == names
     said = page.evaluate("qkv.run('a', [], {model: 'other'}).catch(({message}) => message)")
-    assert said == 'qkv: model is "other": this page has encoder, decoder'
+    assert said == 'qkv: model is "other"; choose among encoder, decoder'
     said = page.evaluate("qkv.generate('a', {model: 'encoder'}).catch(({message}) => message)")
-    assert said == "generate: books is an encoder and cannot generate: call qkv.run"
+    assert said == "generate: books is an encoder and cannot generate; call qkv.run"
 
 
 def test_a_long_text_has_patterns_of_the_requested_layers_only(
@@ -104,7 +147,7 @@ def test_a_long_text_has_patterns_of_the_requested_layers_only(
     said = page.evaluate("text => qkv.run(text).catch(({message}) => message)", text)
     assert said == (
         "run: the text has 302 tokens, but a run returns the patterns of all layers only up to "
-        "256 tokens: list the layers you need in layers"
+        "256 tokens; pass the layers that you need in the option layers"
     )
     found = page.evaluate(RUN, [text, [], {"layers": [1], "at": [301]}])
     assert [len(heads) for heads in found["pattern"]] == [0, 4, 0]

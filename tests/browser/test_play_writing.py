@@ -62,7 +62,7 @@ def ids_of(page: Page) -> list[int]:
     return [int(title.split()[-1]) for title in titles]
 
 
-def written(page: Page, name: str = "Write on", temperature: float = 0) -> list[int]:
+def written(page: Page, name: str = "Continue", temperature: float = 0) -> list[int]:
     """Write in the page, and return the ids of the new tokens once all are there."""
     part(page).locator("input[type=range]").fill(str(temperature))
     button(page, name).click()
@@ -125,7 +125,7 @@ def test_choosing_an_alternative_continues_from_it(page: Page, writer: Model) ->
 
 def test_changes_stay_in_force_for_new_tokens(page: Page, writer: Model) -> None:
     plain = written(page)
-    offer = page.locator("[data-part=sentence] .offer")
+    offer = page.locator(".offer")
     hidden = 1 + TEXT.split().index(offer.inner_text().split()[-1])
     offer.click()
     expect(part(page)).to_have_attribute("data-writing", "none")
@@ -137,7 +137,7 @@ def test_changes_stay_in_force_for_new_tokens(page: Page, writer: Model) -> None
 
 def test_sampling_is_reproducible_and_another_try_differs(page: Page) -> None:
     first = written(page, temperature=1.5)
-    assert written(page, "Another try", temperature=1.5) != first
+    assert written(page, "Try again", temperature=1.5) != first
     again = page.evaluate(
         "text => qkv.generate(text, {max: 40, temperature: 1.5, top_k: 40, seed: 0})", TEXT
     )
@@ -146,7 +146,7 @@ def test_sampling_is_reproducible_and_another_try_differs(page: Page) -> None:
 
 def test_generation_can_be_stopped_and_its_text_used_as_the_sentence(page: Page) -> None:
     stop = button(page, "Stop").element_handle()
-    button(page, "Write on").evaluate("(write, stop) => { write.click(); stop.click(); }", stop)
+    button(page, "Continue").evaluate("(write, stop) => { write.click(); stop.click(); }", stop)
     part(page).locator("xpath=self::*[@data-writing='done']").wait_for()
     assert ids_of(page) == []
     written(page)
@@ -181,12 +181,12 @@ def test_the_layout_holds_at_every_width(visit: Visit, html: str) -> None:
 @pytest.mark.parametrize(
     ("options", "way"),
     [
-        ("{max: 0}", "max is 0: give a whole number of at least 1"),
-        ("{temperature: -1}", "temperature is -1: give a number of at least 0"),
-        ("{top_k: 1.5}", "top_k is 1.5: give a whole number of at least 1, or null"),
-        ("{seed: 'a'}", 'seed is "a": give a whole number of at least 0'),
-        ("{begun: [99]}", "begun is [99]: give ids of tokens, 0 to 39"),
-        ("{model: 'encoder'}", 'model is "encoder": this page has decoder'),
+        ("{max: 0}", "max is 0; pass a whole number of at least 1"),
+        ("{temperature: -1}", "temperature is -1; pass a number of at least 0"),
+        ("{top_k: 1.5}", "top_k is 1.5; pass a whole number of at least 1, or null"),
+        ("{seed: 'a'}", 'seed is "a"; pass a whole number of at least 0'),
+        ("{begun: [99]}", "begun is [99]; pass token ids from 0 to 39"),
+        ("{model: 'encoder'}", 'model is "encoder"; choose among decoder'),
     ],
 )
 def test_invalid_options_of_generate_are_refused(page: Page, options: str, way: str) -> None:
@@ -219,10 +219,10 @@ def test_a_swap_names_a_token_by_its_text_or_as_in_the_vocabulary(
         .then(({tokens}) => tokens[2]).catch(({message}) => message)"""
     expected = {" the": "Ġthe", "Ġthe": "Ġthe", "c": "c", "Ã": "Ã", " ": "Ġ"}
     assert {word: page.evaluate(swapped, word) for word in expected} == expected
-    said = 'run: edits[0] (swap) has with "the": give " the", because the vocabulary has both'
+    said = 'run: edits[0] (swap) has with "the"; pass " the", because the vocabulary has both'
     assert page.evaluate(swapped, "the") == said
     for word in (" c", "Ġc", "two", " two"):
-        assert "give one entry of the vocabulary" in page.evaluate(swapped, word)
+        assert "pass one entry of the vocabulary" in page.evaluate(swapped, word)
 
 
 def test_a_character_that_the_prompt_begins_is_in_the_new_text(
@@ -264,7 +264,7 @@ EMOJI = "\N{WOMAN}\u200d\N{WOMAN}\u200d\N{GIRL}"
 
 
 def words_of(page: Page) -> list[str]:
-    words = page.locator(".front [data-part=stage] .words").first.locator("> .w")
+    words = page.locator(".front > [data-part=stage] .words").first.locator("> .w")
     return words.evaluate_all(
         "all => all.map((one) => (one.querySelector('bdi') ?? one).innerText)"
     )
@@ -308,7 +308,7 @@ def test_a_sentence_stands_in_its_own_direction(
 ) -> None:
     page = ready(visit(opened_at(qkv.play()._document(), f"#text={text}")))
     assert words_of(page) == words
-    nodes = page.locator(".front [data-part=stage] .words").first.locator("> .w")
+    nodes = page.locator(".front > [data-part=stage] .words").first.locator("> .w")
     lefts = nodes.evaluate_all("all => all.map((one) => one.getBoundingClientRect().left)")
     assert lefts == sorted(lefts, reverse=direction == "rtl")
     for view, place in (("lab", ".chips"), ("story", ".ids")):

@@ -204,7 +204,7 @@ def test_another_score_of_all_heads(visit: Visit, html: str, view: ReplayView) -
         reach = int((exact >= 0.5).sum())
         chart = page.locator(".replay-chart").last
         label = chart.locator("svg").get_attribute("aria-label")
-        assert label == f"{score.of} of all 8 heads: {reach} end at 0.5 or more"
+        assert label == f"{score.of} in each of 8 heads; at the end, it is 0.5 or more in {reach}"
         assert chart.locator("polyline").count() == 8
         assert chart.locator("polyline:not(.faint)").count() == 1
 
@@ -322,7 +322,7 @@ def test_its_script_is_small_and_on_no_other_page(html: str) -> None:
 
 def test_two_replays_on_a_page_do_not_disturb_each_other(visit: Visit, view: ReplayView) -> None:
     one, two = (each._repr_html_() for each in (view, made(seed=1)))
-    page = visit(f"<!doctype html><html lang=en><title>two</title><main>{one}{two}{one}</main>")
+    page = visit(f"<title>two</title><main>{one}{two}{one}</main>")
     assert page.locator(".view").count() == 3
     steps = page.locator(".replay-step")
     page.evaluate("window.heard = []; addEventListener('keydown', (e) => heard.push(e.key))")

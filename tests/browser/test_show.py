@@ -50,7 +50,7 @@ def test_the_first_paint_says_what_the_terminal_says(
     assert page.locator(".lead").inner_text() == view.sentence
     link = view.links[0]
     query = link.query
-    looks = f"{view.tokens[query]} looks at {view.tokens[link.key]}: {link.weight:.2f} (layer 0, "
+    looks = f"{view.tokens[query]} attends to {view.tokens[link.key]}: {link.weight:.2f} (layer 0, "
     assert sentence(page).replace("the (4)", "the").replace("the (0)", "the").startswith(looks)
     assert f"is shown because {view.head.reason}." in page.locator(".view").inner_text()
     assert token(page, query).get_attribute("class") == "token on"
@@ -169,17 +169,17 @@ def test_hover_previews_click_holds_escape_frees(visit: Visit) -> None:
     text = made(WORDS)
     page = visit(page_of(text, query=5))
     first = sentence(page)
-    assert first.startswith("cat looks at ")
+    assert first.startswith("cat attends to ")
     token(page, 6).hover()
-    assert sentence(page).startswith("sat looks at ")
+    assert sentence(page).startswith("sat attends to ")
     page.mouse.move(1, 1)
     assert sentence(page) == first
     token(page, 7).click()
     token(page, 6).hover()
-    assert sentence(page).startswith("on looks at ")
+    assert sentence(page).startswith("on attends to ")
     assert token(page, 7).get_attribute("aria-selected") == "true"
     token(page, 9).click(modifiers=["Shift"])
-    assert sentence(page).count(" looks at ") == 2
+    assert sentence(page).count(" attends to ") == 2
     assert page.locator(".token[aria-selected=true]").count() == 2
     token(page, 3).click()  # without Shift, it replaces the others
     assert page.locator(".token[aria-selected=true]").all_inner_texts() == ["##believ"]
@@ -187,7 +187,7 @@ def test_hover_previews_click_holds_escape_frees(visit: Visit) -> None:
     page.mouse.move(1, 1)
     assert page.locator(".token[aria-selected=true]").count() == 0
     token(page, 6).hover()
-    assert sentence(page).startswith("sat looks at ")
+    assert sentence(page).startswith("sat attends to ")
 
 
 def test_a_second_click_lets_go(visit: Visit) -> None:
@@ -203,7 +203,7 @@ def test_the_list_by_keyboard(visit: Visit) -> None:
     assert page.locator(".queries [tabindex='0']").count() == 1
     token(page, 5).focus()
     press(page, "ArrowDown")
-    assert sentence(page).startswith("sat looks at ")
+    assert sentence(page).startswith("sat attends to ")
     assert said(page) == sentence(page)
     press(page, "Enter", "ArrowDown", "ArrowDown", "Shift+Enter")
     assert page.locator(".token[aria-selected=true]").all_inner_texts() == ["sat", "the"]
@@ -262,12 +262,12 @@ def test_special_tokens_are_left_out_without_renormalising(visit: Visit) -> None
         name: value for name, value in after.items() if name in before
     }
     gone = text.weights[0][0, 5, [0, 10]].sum()
-    assert read(after["out of sight"]) == pytest.approx(gone, abs=0.00501)
-    assert sentence(page).endswith(f"; {gone:.2f} is out of sight.")
+    assert read(after["not shown"]) == pytest.approx(gone, abs=0.00501)
+    assert sentence(page).endswith(f"; {gone:.2f} is on tokens not shown.")
     assert "Weights are not rescaled" in page.locator(".view").inner_text()
     page.get_by_role("application").focus()
     press(page, "ArrowDown", "End")
-    assert readout(page)[""].endswith("→ out of sight")
+    assert readout(page)[""].endswith("→ not shown")
     page.get_by_label("leave out special tokens").uncheck()
     assert dict(keys(page)) == before
 
@@ -307,9 +307,9 @@ def test_a_number_is_rounded_once_and_as_in_the_terminal(visit: Visit) -> None:
     weights = np.array([[[[0.375, 0.625], [0.70499, 0.29501]]]])  # 5/8 is a tie: 0.62 or 0.63
     view = qkv.show(weights, tokens=["cat", "dog"], layer=0, head=0)
     page = visit(page_of(view.heads))
-    assert sentence(page) == "cat looks at dog: 0.62 (layer 0, head 0)."
+    assert sentence(page) == "cat attends to dog: 0.62 (layer 0, head 0)."
     token(page, 1).click()
-    assert sentence(page) == f"dog looks at cat: {0.70499:.2f} (layer 0, head 0)."
+    assert sentence(page) == f"dog attends to cat: {0.70499:.2f} (layer 0, head 0)."
     assert [value for _, value in keys(page)] == ["0.70", "0.30"]
     assert readout(page)["weight"] == "0.70499"
 
@@ -320,8 +320,8 @@ def test_contribution_is_weight_times_length(visit: Visit) -> None:
     page.get_by_label("Show", exact=True).select_option("length")
     lengths = text.weights[0][0] * text.norms[0][0]
     best = int(lengths[5].argmax())
-    assert sentence(page).startswith("cat takes most in layer 0, head 0 from ")
-    assert sentence(page).endswith(f"a vector of length {lengths[5, best]:.2f}.")
+    assert sentence(page).startswith("cat receives most from ")
+    assert sentence(page).endswith(f"a vector of length {lengths[5, best]:.2f} (layer 0, head 0).")
     shown = readout(page)
     assert read(shown["contribution"]) == pytest.approx(lengths[5, best], abs=1e-3)
     assert read(shown["weight"]) == pytest.approx(text.weights[0][0, 5, best], abs=STEP)
@@ -371,10 +371,10 @@ def test_a_text_of_two_sentences(visit: Visit) -> None:
     text = made(["[CLS]", "a", "cat", "sat", "[SEP]", "the", "dog", "ran", "[SEP]"], split=5)
     page = visit(page_of(text, query=7))
     page.get_by_label("Sentences").select_option("BA")
-    assert [name for name, _ in keys(page)] == ["[CLS]", "a", "cat", "sat", "[SEP]", "out of sight"]
+    assert [name for name, _ in keys(page)] == ["[CLS]", "a", "cat", "sat", "[SEP]", "not shown"]
     assert page.locator(".token").all_inner_texts() == ["the", "dog", "ran", "[SEP]"]
     gone = text.weights[0][0, 7, 5:].sum()
-    assert sentence(page).endswith(f"; {gone:.2f} is out of sight.")
+    assert sentence(page).endswith(f"; {gone:.2f} is on tokens not shown.")
 
 
 def test_attentions_of_an_encoder_and_a_decoder(visit: Visit) -> None:
@@ -399,7 +399,7 @@ def test_attentions_of_an_encoder_and_a_decoder(visit: Visit) -> None:
     best = int(weights[0, 0, 3].argmax())
     assert (
         sentence(page)
-        == f". looks at {source[best]}: {weights[0, 0, 3, best]:.2f} (layer 0, head 0)."
+        == f". attends to {source[best]}: {weights[0, 0, 3, best]:.2f} (layer 0, head 0)."
     )
 
 

@@ -23,7 +23,7 @@ def test_a_page_computes_and_writes_out_each_activation() -> None:
         "const x = { shape: [xs.length, 1], get: (i) => xs[i], row: (i) => [xs[i]] };\n"
         "const { spell } = page.sumsOf(() => x);\n"
         "const results = ops.map((op) => ["
-        "xs.map(page.ACTIVATIONS[op.at]), xs.map((_, i) => spell(op, i, 0))]);\n"
+        "page.PLAIN.activated(xs, op.at), xs.map((_, i) => spell(op, i, 0))]);\n"
         "process.stdout.write(JSON.stringify(results));"
     )
     node = str(compute_driver_executable()[0])

@@ -396,7 +396,7 @@ def test_the_walk_of_a_long_text_shows_only_some_rows(visit: Visit) -> None:
     for name in ("X", "K", "scores", "weights", "out"):
         step = next(step for step in walk.steps if step.name == name)
         page.get_by_role("tab", name=re.compile(f"^\\d+ {name}:")).click()
-        assert "Shown: 64 of 100 rows" in page.locator(".walk-panel .note").first.inner_text()
+        assert "Shown: the 64 of 100 rows" in page.locator(".walk-panel .note").first.inner_text()
         written = page.get_by_role("checkbox", name="Numbers in the cells")
         assert written.is_checked() is (step.columns is None)
         written.check()
@@ -414,7 +414,7 @@ def test_a_matrix_that_the_page_leaves_out_is_named(visit: Visit) -> None:
     layer = MultiHeadAttention(1300, 13, seed=0)
     page = visit(walk_page(walk_layer(layer, normal(2, 1300))))
     page.get_by_role("tab", name="10 out").click()
-    left_out = f"joined · W_O, a matrix of 1300 {TIMES} 1300 that this page leaves out"
+    left_out = f"joined · W_O (this page does not contain W_O, a matrix of 1300 {TIMES} 1300)"
     assert readout(page)["="] == left_out
 
 
@@ -564,7 +564,7 @@ def test_tables_have_the_cosines(visit: Visit) -> None:
 def test_a_word_that_is_pressed_is_marked_and_named(visit: Visit) -> None:
     shift = many(30)
     page = visit(shift_page(shift))
-    assert "Named: 20 of 30 words" in page.locator(".view").inner_text()
+    assert "Labelled: the 20 of 30 words" in page.locator(".view").inner_text()
     other = next(i for i in range(30) if i not in shift.labelled)
     word = page.get_by_role("button", name=f"word{other}", exact=True)
     assert f"word{other}" not in [box["text"] for box in boxes(page)]
@@ -591,7 +591,7 @@ def test_axes_name_their_share_of_the_variance(visit: Visit) -> None:
     lowest = last.cosine[furthest] == last.cosine.min()
     assert sentence.endswith(", the lowest of all.") == lowest
     held = page.locator(".note", has_text="One plane for all layers").inner_text()
-    assert f"It shows {100 * shift.stages[-1].held:.0f}% of the variance" in held
+    assert f"The plane shows {100 * shift.stages[-1].held:.0f}% of the variance" in held
 
 
 def test_the_plane_is_saved_as_it_is_shown_and_its_points_with_all_digits(visit: Visit) -> None:
@@ -657,3 +657,16 @@ def test_it_fits_and_passes_axe(visit: Visit, kind: str, width: int) -> None:
         assert tight(page)
         if k in (0, tabs.count() - 1):
             assert problems(page) == []
+
+
+def test_no_button_is_without_a_name_until_its_matrix_is_drawn(visit: Visit) -> None:
+    page = visit(walk_page(lesson_walk(causal=True)), width=390)
+    page.evaluate("let now = 0; performance.now = () => (now += 5);")  # draw one part per task
+    nameless = page.get_by_role("tab").evaluate_all(
+        """(tabs) => tabs.flatMap((tab) => {
+          tab.click();
+          const buttons = [...tab.getRootNode().querySelectorAll("button")];
+          return buttons.filter((one) => one.checkVisibility() && !one.textContent);
+        }).length"""
+    )
+    assert nameless == 0

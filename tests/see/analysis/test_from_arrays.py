@@ -52,22 +52,22 @@ def test_every_form_of_attention_is_read(given: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "tokens", "error", "said"),
     [
-        (WEIGHTS[0, 0], TOKENS, ValueError, r"has shape \(4, 4\): give \(layers, heads, L, S\)"),
+        (WEIGHTS[0, 0], TOKENS, ValueError, r"has shape \(4, 4\); pass \(layers, heads, L, S\)"),
         (WEIGHTS, TOKENS[:3], ValueError, "has 4 queries, but there are 3 tokens"),
         (WEIGHTS, "abcd", TypeError, "the tokens are one string"),
         (WEIGHTS[..., :3], TOKENS, ValueError, "4 queries and 3 keys: .*head_view"),
-        ([WEIGHTS], TOKENS, ValueError, "layer 0 has 2 texts: give one text"),
+        ([WEIGHTS], TOKENS, ValueError, "layer 0 has 2 texts; pass one text"),
         (
             [WEIGHTS[0], WEIGHTS[1, :2]],
             TOKENS,
             ValueError,
-            r"layer 1 is \(2, 4, 4\) and of layer 0",
+            r"has shape \(2, 4, 4\) in layer 1 and .* in layer 0",
         ),
         ([None, None], TOKENS, ValueError, "layer 0 is None: .*eager"),
         ([], TOKENS, ValueError, r"has shape \(0,\)"),
-        (WEIGHTS * 40, TOKENS, ValueError, "give weights from 0 to 1"),
+        (WEIGHTS * 40, TOKENS, ValueError, "pass weights from 0 to 1"),
         (WEIGHTS - 0.5, TOKENS, ValueError, "attention of layer|attention holds -0"),
-        (WEIGHTS.astype(complex), TOKENS, TypeError, "complex128: give weights"),
+        (WEIGHTS.astype(complex), TOKENS, TypeError, "complex128; pass weights"),
     ],
 )
 def test_bad_weights_or_tokens_are_refused(given: Any, tokens: Any, error: type, said: str) -> None:

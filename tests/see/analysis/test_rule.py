@@ -83,8 +83,8 @@ def test_a_gap_opens_on_the_head_that_changes_the_guess_most(text: str, model: q
     [[(word, share)]] = model.predict(text, 1)
     assert share == pytest.approx(before.max(), rel=1e-5)  # rounding in float32
     assert view.sentence.startswith(
-        f"Without layer {layer}, head {head} the guess changes most: {word}, {before.max():.2f} → "
-        f"{after[before.argmax()]:.2f}. In that head the gap looks most at "
+        f"Removing layer {layer}, head {head} changes the guess most: {word}, {before.max():.2f} → "
+        f"{after[before.argmax()]:.2f}. In that head, the gap attends most to "
     )
     position = view.trace.tokens.index("[MASK]")
     row = view.trace.pattern(int(layer), int(head))[position]
@@ -159,7 +159,9 @@ def test_a_change_below_a_tenth_does_not_stand_out(model: qkv.Model) -> None:
     assert view.sentence.startswith(
         f"{NONE} in this sentence: the head whose removal changes the guess most is layer "
     )
-    assert view.sentence.endswith(" of the probability goes to other words, less than 0.10.")
+    assert view.sentence.endswith(
+        " of the probability goes to other words, below the threshold of 0.10."
+    )
 
 
 # ---- texts without a mask token
@@ -201,7 +203,7 @@ def test_the_headline_makes_no_claim_if_no_head_stands_out(text: str, model: qkv
     for view in (qkv.show(text, model=model), qkv.walk(text, model=model)):
         assert view.head.stands_out is False
         assert view.head.headline.startswith(f"{NONE} in this sentence: ")
-        assert " looks at" not in view.head.headline.replace("looks at another one", "")
+        assert " attends to" not in view.head.headline.replace("attends to another", "")
         assert view.head.headline in " ".join(str(view).split())
     shown = qkv.show(text, model=model)
     assert not shown.elsewhere

@@ -185,7 +185,7 @@ def test_a_trace_without_weights_or_of_several_texts_is_refused() -> None:
         selection.choose_head(heads_of(bare))
     two = Trace({}, tokens=[["a"], ["b"]], special=[[False], [False]], single=False)
     with pytest.raises(
-        ValueError, match=r"holds 2 texts: give one of them, for example trace\[0\]"
+        ValueError, match=r"holds 2 texts; pass one of them, for example trace\[0\]"
     ):
         one_text(two)
     for arrays, said in (

@@ -168,10 +168,10 @@ def test_plot_shift_refuses_invalid_inputs(lesson: Model) -> None:
         plot_shift(two, two, ["a"])
     with pytest.raises(ValueError, match="NaN, infinity"):
         plot_shift(two * np.nan, two, ["a", "b"])
-    with pytest.raises(TypeError, match="give original, contextual and tokens, or one trace"):
+    with pytest.raises(TypeError, match="pass original, contextual and tokens, or one trace"):
         plot_shift(two)
     trace = lesson.trace(CAT)
-    with pytest.raises(TypeError, match="give only the trace"):
+    with pytest.raises(TypeError, match="pass only the trace"):
         plot_shift(trace, two, ["a", "b"])
     with pytest.raises(ValueError, match="plot_shift: this trace holds 2 texts"):
         plot_shift(lesson.trace([CAT, BANK]))

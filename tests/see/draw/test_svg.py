@@ -59,7 +59,7 @@ def test_the_picture_of_a_view_has_its_words_and_numbers(minilm: Model, tmp_path
     view = show(BANK, model=minilm, layer=0, head=4)
     view.to_svg(tmp_path / "view.svg")
     text = (tmp_path / "view.svg").read_text(encoding="utf-8")
-    assert parsed(text).get("aria-label") == "bank looks at river: 0.71 (layer 0, head 4)."
+    assert parsed(text).get("aria-label") == "bank attends to river: 0.71 (layer 0, head 4)."
     assert parsed(text).get("role") == "img"
     found = words(text)
     numbers = [word for word in found if re.fullmatch(r"\d\.\d\d", word)]
@@ -69,7 +69,7 @@ def test_the_picture_of_a_view_has_its_words_and_numbers(minilm: Model, tmp_path
     for token in view.tokens:
         # at both ends of the links, and in the rows and columns of the map
         assert found.count(token) >= 4
-    assert "bank looks at river: 0.71 (layer 0, head 4)." in found
+    assert "bank attends to river: 0.71 (layer 0, head 4)." in found
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import warnings
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 
 import qkv
 from models.decoders import gpt2
+from models.gguf_files import llama_tensors, write_llama
 from models.small_models import CONFIGS, write_small
 from models.support import Folder, mask_bert
 from qkv.models import Model
+from qkv.models.files._gguf import dequantize
 from qkv.see.page import engine
 from qkv.see.page.engine import engine_part, engine_payload
 
@@ -164,7 +167,7 @@ def test_an_unsupported_family_is_refused(tmp_path: Path, family: str, complaint
     ("family", "changes", "complaint"),
     [
         ("olmo", {"clip_qkv": 1.0}, "has clipped queries"),
-        ("stablelm", {"qk_layernorm": True}, "has another norm for each head"),
+        ("stablelm", {"qk_layernorm": True}, "has a different norm for each head"),
         ("deberta-v2", {"relative_attention": False, "conv_kernel_size": 3}, "has a convolution"),
     ],
 )
@@ -217,7 +220,7 @@ def test_numbers_beyond_float16_are_refused(small: Model, number: float) -> None
     bias = np.array(small.parameters["head.norm.bias"])
     bias[3] = number
     small.parameters["head.norm.bias"] = bias
-    with pytest.raises(ValueError, match=r"numbers in head\.norm\.bias that float16 does not hold"):
+    with pytest.raises(ValueError, match=r"numbers in head\.norm\.bias that float16 cannot hold"):
         engine_payload(small)
 
 
@@ -226,7 +229,7 @@ def test_large_pages_draw_a_warning_and_huge_pages_are_refused(
 ) -> None:
     letters = sum(len(one["b64"]) for one in engine_payload(small)["parameters"].values())
     monkeypatch.setattr(engine, "LARGE", letters - 1)
-    expected = "a page that contains small would be .* MB, which takes long to open"
+    expected = "a page that contains small would be .* MB, which opens slowly"
     with pytest.warns(UserWarning, match=expected):
         engine_payload(small)
     monkeypatch.setattr(engine, "MAX_CHARS", letters - 1)
@@ -239,6 +242,64 @@ def test_large_pages_draw_a_warning_and_huge_pages_are_refused(
     monkeypatch.setattr(engine, "MAX_CHARS", letters // 3)
     with pytest.raises(ValueError, match=expected):
         engine.need_engine(small)
+
+
+def test_a_model_in_blocks_is_written_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pieces hold the JSON, then the parameters; the bytes of blocks are transposed."""
+    names = [name for name in llama_tensors() if "norm" not in name]
+    kinds = dict.fromkeys(names, "Q4_1") | {"token_embd.weight": "Q8_0", names[1]: "F16"}
+    model = qkv.load(write_llama(tmp_path / "small.gguf", kinds=kinds))
+    part = engine_part(engine_payload(model))
+    sizes = json.loads(re.search(r'data-side="decoder" data-pieces>(.*?)</script>', part)[1])
+    packed = bytearray()
+    pieces = re.findall(rf'{engine.PIECES}="decoder">(.*?)</script>', part, re.DOTALL)
+    units = np.frombuffer("".join(pieces).encode("utf-16-le"), "<u2")
+    assert len(pieces) == 1
+    assert not np.isin(units, (0, 13, 60)).any()
+    while len(units):
+        count, mask = units[0] >> 5, (units[0] & 31) << 11
+        packed += (units[1 : count + 1] ^ mask).astype("<u2").tobytes()
+        units = units[count + 1 :]
+    assert len(packed) - sizes["bytes"] in (0, 1)
+    data = zlib.decompress(packed[: sizes["bytes"]], -15)
+    written, at = json.loads(data[: sizes["described"]]), sizes["described"]
+    assert written["sizes"]["kv_heads"] == 2
+    for name, about in written["parameters"].items():
+        expected = np.asarray(model.parameters[name])
+        expected = (expected.T if name.endswith("_proj.weight") else expected).ravel()
+        per = {"Q4_1": 20, "Q8_0": 34}.get(about["kind"])
+        size = about["size"] * per // 32 if per else about["size"] * int(about["kind"][1:]) // 8
+        raw = np.frombuffer(data, np.uint8, size, at)
+        if per:
+            found = dequantize(about["kind"], raw.reshape(per, -1).T.ravel())
+        else:
+            found = raw.view(about["kind"].replace("F32", "<f4").replace("F16", "<f2"))
+        np.testing.assert_array_equal(found, expected, err_msg=name)
+        at += size
+    assert at == len(data)
+    monkeypatch.setattr(engine, "MAX_DATA", 10_000)
+    with pytest.raises(ValueError, match=r"small would hold 0 MB of parameters, but a page can h"):
+        engine.need_engine(model)
+
+
+@pytest.mark.parametrize("high", range(32))
+def test_each_byte_can_be_written_in_a_page(high: int) -> None:
+    """Groups of characters with every possible beginning have no mask, and are halved."""
+    every = np.arange(high << 11, (high + 1) << 11).astype("<u2")
+    other = (np.arange(32, dtype="<u2") << 11).repeat(3)
+    for units in (every, np.random.default_rng(high).permutation(other)):
+        (text,) = engine._write_pieces(units.tobytes())
+        found, at = list[int](), 0
+        letters = [ord(letter) for letter in text]
+        assert not {0, 13, 60} & set(letters)
+        assert not any(0xD800 <= letter < 0xE000 for letter in letters)
+        while at < len(letters):
+            end = at + 1 + (letters[at] >> 5)
+            found += [one ^ (letters[at] & 31) << 11 for one in letters[at + 1 : end]]
+            at = end
+        assert found == units.tolist()
 
 
 def test_the_page_names_the_rules_that_it_ignores(tmp_path: Path) -> None:

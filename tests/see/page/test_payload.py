@@ -43,7 +43,7 @@ def test_the_page_opens_on_the_same_head_as_the_terminal(minilm: Model) -> None:
     assert data["kind"] == "show"
     assert data["start"] == {
         "text": 0, "layer": 0, "head": 4, "query": 5, "chosen": "it was requested",
-        "sentence": "bank looks at river: 0.71 (layer 0, head 4).", "heads": None,
+        "sentence": "bank attends to river: 0.71 (layer 0, head 4).", "heads": None,
         "merge": False, "stands_out": None, "headline": "",
     }  # fmt: skip
 

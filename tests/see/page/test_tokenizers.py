@@ -102,6 +102,8 @@ def test_unsupported_options_of_tokenizer_models_are_refused() -> None:
     assert reasons(bpe(ALPHABET), pre_tokenizer=level) == []
     fewer = {one: i for one, i in ALPHABET.items() if one != "Ġ"}
     assert reasons(bpe(fewer), pre_tokenizer=level) == [drops]
+    rare = {one: i for one, i in ALPHABET.items() if one not in "Ą\xc0\xf1"}  # 04, C0 and F1
+    assert reasons(bpe(rare), pre_tokenizer=level) == []
     assert reasons(bpe(BYTES, byte_fallback=True)) == []
     assert reasons(bpe(byte_fallback=True)) == [
         "has a BPE that falls back on bytes, but has no token for some bytes"
@@ -114,7 +116,7 @@ def test_unsupported_options_of_tokenizer_models_are_refused() -> None:
     ]
     assert reasons(bpe(end_of_word_suffix="", continuing_subword_prefix="")) == []
     pieces = Tokenizer(models.WordPiece({"a": 0}, unk_token="[UNK]"))
-    assert reasons(pieces) == ["has the unknown token '[UNK]' outside of its vocabulary"]
+    assert reasons(pieces) == ["has the unknown token '[UNK]' outside its vocabulary"]
 
 
 def test_a_tokenizer_that_omits_its_post_processor_is_refused() -> None:

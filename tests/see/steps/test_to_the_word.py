@@ -283,8 +283,8 @@ def test_later_blocks_are_one_line() -> None:
         layer: [step.title for step in walk(model.trace(IDS), layer, model=model).steps]
         for layer in range(3)
     }
-    assert "Layers 1 to 2, left out here, have the same steps with other weights" in titles[0]
-    assert "Layer 2, left out here, has the same steps with other weights" in titles[1]
+    assert "Layers 1 to 2, omitted here, have the same steps with different weights" in titles[0]
+    assert "Layer 2, omitted here, has the same steps with different weights" in titles[1]
     assert not any("same with other" in title for title in titles[2])
 
 

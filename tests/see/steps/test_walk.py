@@ -256,7 +256,9 @@ def test_a_walk_refuses_traces_that_it_cannot_show(lesson: Model) -> None:
     arrays = {name: trace[name] for name in trace.names()}
     about = {"tokens": [trace.tokens], "special": [trace.special]}
     capped = Trace(arrays, settings={0: {"softcap": 5.0}}, **about)
-    with pytest.raises(ValueError, match=r"layer 0 uses softcap, .*: qkv\.show shows its weights"):
+    with pytest.raises(
+        ValueError, match=r"layer 0 uses softcap, .*: use qkv\.show to see its weights"
+    ):
         walk(capped)
     assert qkv.show(capped, layer=0, head=0).weights.shape == (6, 6)
     kept = lesson.trace(CAT, top_k=2)
@@ -503,9 +505,9 @@ def test_float16_and_integers_are_walked_in_float32() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"x": normal(2, 3, 8)}, ValueError, r"x has shape \(2, 3, 8\): give one text"),
+        ({"x": normal(2, 3, 8)}, ValueError, r"x has shape \(2, 3, 8\); pass one text"),
         ({"x": normal(8)}, ValueError, r"x has shape \(8,\)"),
-        ({"x": normal(0, 8)}, ValueError, "give one text"),
+        ({"x": normal(0, 8)}, ValueError, "pass one text"),
         ({"x": normal(3, 8), "tokens": ["a"]}, ValueError, "3 vectors and 1 tokens"),
         (
             {"x": normal(3, 8), "context": normal(2, 8), "keys": ["a"]},
@@ -530,7 +532,7 @@ def test_a_walk_through_a_layer_refuses_invalid_arguments(
 
 def test_shared_keys_are_named() -> None:
     steps = {step.name: step for step in walk(layer_of(8, **GROUPED), 0, 3, x=normal(3, 8)).steps}
-    assert "key head 1, which heads 2 to 3 share" in steps["K"].note
+    assert "key head 1, shared by heads 2 to 3" in steps["K"].note
     assert "head 3 owns columns 6 to 7 of W_Q" in steps["Q"].note
     assert steps["K"].code == "K = X @ W_K[:, 2:4] + b_K[2:4]"
 

@@ -95,7 +95,7 @@ def test_a_decoder_guesses_the_next_word(tmp_path: Path) -> None:
     model = decoders.writer(tmp_path / "writer", "a b", " the")
     view = guess("a b", model=model, top_k=2)
     share = model.predict("a b")[0][0][1]
-    assert view.sentence == f"What comes next is most likely the, {share:.2f}."
+    assert view.sentence == f"The most likely next word: the, {share:.2f}."
     assert "What comes next (the probability of each word)" in str(view)
     assert view.to_dict()["guesses"][0]["token"] is None
     assert model.tokenize("a b").tokens == ["a", "Ġ", "b"]

@@ -65,7 +65,7 @@ def test_a_trace_is_shown_like_its_weights(lesson: Model) -> None:
     for given, said in (
         (
             lesson.trace([CAT, BANK]),
-            "this trace holds 2 texts: give one of them, for example trace\\[0\\]",
+            "this trace holds 2 texts; pass one of them, for example trace\\[0\\]",
         ),
         (lesson.trace(CAT, names=["hook_z"]), "holds no weights: trace hook_pattern"),
         (Trace({}, tokens=[["a"]]), "holds no weights: trace hook_pattern"),
@@ -138,22 +138,22 @@ def test_an_encoder_decoder_has_three_attentions() -> None:
     ("arguments", "error", "said"),
     [
         ({}, TypeError, "attention is missing"),
-        ({"attention": weights(2, 2)}, TypeError, "attention needs tokens: give tokens"),
+        ({"attention": weights(2, 2)}, TypeError, "attention needs tokens; pass tokens"),
         (
             {"attention": weights(2, 2), "cross_attention": weights(2, 2)},
             TypeError,
             "`attention` and `cross_attention` were both given: "
-            "for one text, give only `attention`; for two texts, omit `attention`",
+            "for one text, pass only `attention`; for two texts, omit `attention`",
         ),
         (
             {"cross_attention": weights(2, 3), "decoder_tokens": ["a", "b"]},
             TypeError,
-            "cross_attention needs tokens: give encoder_tokens",
+            "cross_attention needs tokens; pass encoder_tokens",
         ),
         (
             {"encoder_attention": weights(2, 2), "tokens": ["a", "b"]},
             TypeError,
-            "encoder_attention needs tokens: give encoder_tokens",
+            "encoder_attention needs tokens; pass encoder_tokens",
         ),
         (
             {"attention": weights(2, 2), "tokens": ["a"]},

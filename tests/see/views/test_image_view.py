@@ -44,7 +44,8 @@ def test_the_head_with_the_largest_weight_is_shown(image):
     view = qkv.image_view(trace, image)
     assert (view.layer, view.head, view.strongest, view.half) == (1, 1, (2, 1), 1)
     assert view.sentence == (
-        "[CLS] puts weight 0.76 on the patch in row 2, column 1 (red frame), in layer 1, head 1. "
+        "[CLS] attends most to the patch in row 2, column 1 (red frame), with a weight of 0.76, in "
+        "layer 1, head 1. "
         "Half of the weight on the image lies on 1 of 12 patches."
     )
     found = view.to_dict()
@@ -61,7 +62,9 @@ def test_layer_head_and_query_can_be_chosen(image):
     position = 1 + 1 * COLUMNS + 2
     pattern = trace["pattern", 0][0, :, position, 1:]
     np.testing.assert_array_equal(view.weights.reshape(2, -1), pattern)
-    assert view.sentence.startswith("The patch in row 1, column 2 (white frame) puts ")
+    assert view.sentence.startswith(
+        "The patch in row 1, column 2 (white frame) attends most to the patch "
+    )
     assert image_view(trace, image, query=position).query == position
     assert image_view(trace, image, query="[CLS]").query == 0
     only = image_view(trace, image, head=0)
@@ -218,10 +221,10 @@ def test_grey_images_and_pillow_images(image):
         ({"layer": 2}, IndexError, "no layer 2: the layers are 0 to 1"),
         ({"head": -3}, IndexError, "no head -3"),
         ({"query": 13}, IndexError, "no token 13"),
-        ({"query": "3,0"}, ValueError, "'3,0': write '[CLS]', or a patch"),
+        ({"query": "3,0"}, ValueError, "'3,0'; pass '[CLS]', or a patch"),
         ({"theme": "pink"}, ValueError, "theme is 'pink'"),
-        ({"image": np.zeros((4, 4, 3))}, TypeError, "float64: give uint8"),
-        ({"image": np.zeros((4, 4, 4), np.uint8)}, ValueError, r"\(4, 4, 4\): give \(H, W, 3\)"),
+        ({"image": np.zeros((4, 4, 3))}, TypeError, "float64; pass uint8"),
+        ({"image": np.zeros((4, 4, 4), np.uint8)}, ValueError, r"\(4, 4, 4\); pass \(H, W, 3\)"),
     ],
 )
 def test_invalid_arguments_are_named_in_the_error(image, change, error, message):

@@ -149,7 +149,7 @@ def of_weights(view: View, kind: str, given: Given) -> str:
         assert found["weights"] is None
     else:
         close(found["weights"], pattern)
-    link = re.search(r"(\S+) (?:looks at|→) (\S+)[:,] (\d\.\d\d) ", found["sentence"])
+    link = re.search(r"(\S+) (?:attends to|→) (\S+)[:,] (\d\.\d\d) ", found["sentence"])
     assert link
     query, key = (trace.tokens.index(token) for token in link.groups()[:2])
     assert link[3] == f"{pattern[query, key]:.2f}"
@@ -182,7 +182,7 @@ def of_compare(view: View, kind: str, given: Given) -> str:
     }
     assert len(found["similarity"]) == 2 * vectors
     if not vectors:
-        most = re.search(r"sat looks at (\w+) in A \((\d\.\d\d)\)", found["sentence"])
+        most = re.search(r"sat attends to (\w+) in A \((\d\.\d\d)\)", found["sentence"])
         if most is None:  # an image has patches instead of words
             return found["sentence"]
         assert most[2] == f"{rows[0][sides[0].tokens.index(most[1])]:.2f}"
@@ -235,7 +235,7 @@ def of_image(view: View, kind: str, given: Given) -> str:
     found = view.to_dict()
     pattern = given.trace_a["pattern", found["layer"]][0, :, 0]
     close(np.reshape(found["weights"], (len(pattern), -1)), pattern[:, 1:])
-    return f"puts weight {pattern[found['head'], 1:].max():.2f} on the patch in row "
+    return f"(red frame), with a weight of {pattern[found['head'], 1:].max():.2f}, in layer "
 
 
 def of_replay(view: View, kind: str, given: Given) -> str:
@@ -264,7 +264,7 @@ def of_play(view: View, kind: str, given: Given) -> str:
     probabilities = np.exp(logits) / np.exp(logits).sum()
     close(max(share for _, share in found["before"]), probabilities.max())
     digits = 1 if probabilities.max() < 0.0995 else 0
-    return f"At sat most likely: {found['before'][0][0]}, {100 * probabilities.max():.{digits}f}%"
+    return f"Most likely at sat: {found['before'][0][0]}, {100 * probabilities.max():.{digits}f}%"
 
 
 VIEWS: dict[str, tuple[Callable[[Given, str], View], Callable[[View, str, Given], str]]] = {
@@ -294,36 +294,34 @@ VIEWS: dict[str, tuple[Callable[[Given, str], View], Callable[[View, str, Given]
 
 def refusals() -> dict[tuple[str, str], str]:
     summaries, weights = ("top_k", "top_k and vectors"), ("pattern", "pattern and last vectors")
-    found = {(view, "encoder-decoder"): "give trace.encoder or trace.decoder" for view in VIEWS}
+    found = {(view, "encoder-decoder"): "pass trace.encoder or trace.decoder" for view in VIEWS}
     del found["head_view", "encoder-decoder"]
     for kind in KINDS:
         if kind not in ("image", "encoder-decoder"):
-            found["image_view", kind] = "give model.trace("
+            found["image_view", kind] = "pass model.trace("
     for kind in ("top_k", "pattern", "arrays"):
         found["compare runs", kind] = (
             "trace resid_post or normalized_resid_post in both runs. To compare the attention of"
         )
     for kind in summaries:
         found["walk", kind] = "call walk(text, model=...), or qkv.show(trace) for the kept weights"
-        found["replay", kind] = 'trace hook_pattern, model.trace(text, names=["pattern"])'
+        found["replay", kind] = 'trace hook_pattern with model.trace(text, names=["pattern"])'
     for kind in weights:
         found["walk", kind] = "or call walk(text, model=...); qkv.show(trace) shows the weights"
     found["walk", "arrays"] = "qkv.show(weights, tokens=...) shows weights"
     for view in ("plot_shift", "plot_shift of two"):
         for kind in ("top_k", *weights):
             found[view, kind] = (
-                "give model.trace(text), or show this trace's weights with qkv.show(trace)"
+                "pass model.trace(text), or show this trace's weights with qkv.show(trace)"
             )
         found[view, "arrays"] = "if you have only weights, call qkv.show(weights, tokens=...)"
         found[view, "infinite"] = "has NaN, infinity or a number beyond 1e150"
     for kind in KINDS[1:]:
         found["play", kind] = "not a string"
     found["replay", "text"] = "the folder the cat sat"
-    found["replay", "arrays"] = "step 0 is a ndarray: give a model or a trace"
+    found["replay", "arrays"] = "step 0 has type ndarray; pass a model or a trace"
     found["replay", "infinite"] = "no snapshot has finite weights"
-    found["replay", "encoder-decoder"] = (
-        "for an encoder-decoder, give trace.encoder or trace.decoder"
-    )
+    found["replay", "encoder-decoder"] = "(for an encoder-decoder, trace.encoder or trace.decoder)"
     return found
 
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from hashlib import sha256
 from html import unescape
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
 
 import qkv
 from models.decoders import gpt2
+from models.gguf_files import llama_tensors, write_llama
 from models.support import mask_bert
+from qkv.files import replacing
 from qkv.models.files.find import shipped_models
 from qkv.see import PlayView, play
 from qkv.see.page.html import POLICY
@@ -46,7 +52,7 @@ def view(small: qkv.Model) -> PlayView:
 
 def data_of(page: str) -> tuple[dict, dict]:
     """Return the data that a page passes to its script, and the model in the page."""
-    script, model, _ = Page(page).scripts
+    script, model, *_ = Page(page).scripts
     mark, _ = json.JSONDecoder().raw_decode(script, script.rindex('start("') + 6)
     at = script.rindex(f'start("{mark}", ') + len(f'start("{mark}", ')
     return json.JSONDecoder().raw_decode(script, at)[0], json.loads(model)
@@ -72,7 +78,7 @@ def test_play_opens_on_the_word_with_the_largest_effect(small: qkv.Model, view: 
         assert share == pytest.approx(exact, rel=1e-12)
     (first, share), (second, less) = before[0], apart[word][2][0]
     assert view.sentence == (
-        f"At the gap most likely: {first}, {100 * share:.0f}%; {word} hidden: {second}, "
+        f"Most likely at the gap: {first}, {100 * share:.0f}%; {word} hidden: {second}, "
         f"{100 * less:.0f}%."
     )
     for line in (view.sentence, f"{share:.3f}", f"{less:.3f}"):
@@ -162,15 +168,31 @@ def test_the_decoder_opens_on_the_given_text_unless_the_text_has_a_gap(
 ) -> None:
     view = play(text)
     assert view.text == (text or "She drank a glass of [MASK].")
-    assert view.other is not None
-    assert view.other.text == decoder_text
+    (other,) = view.others
+    assert other.text == decoder_text
 
 
 def test_only_a_page_without_a_chosen_model_has_a_decoder(
     small: qkv.Model, model: qkv.Model
 ) -> None:
-    assert play(SMALL, model=small).other is None
-    assert play(OPPOSITE, model=model).other is None
+    assert play(SMALL, model=small).others == []
+    assert play(OPPOSITE, model=model).others == []
+
+
+def test_a_page_has_the_models_of_a_list(small: qkv.Model) -> None:
+    view = play(model=[small, "books", "books-decoder"])
+    data, _ = data_of(view._document())
+    assert [data["side"], *(one["side"] for one in data["others"])] == [
+        "encoder",
+        "books",
+        "decoder",
+    ]
+    assert view.model is small
+    assert re.findall('data-side="(.*?)"', view._document()) == ["encoder", "books", "decoder"]
+    with pytest.raises(ValueError, match="two models have the same name; pass each model once"):
+        play(model=["books", "books"])
+    with pytest.raises(ValueError, match="empty list: pass at least one model"):
+        play(model=[])
 
 
 def test_play_without_text_opens_on_a_sentence_with_a_mask_token(model: qkv.Model) -> None:
@@ -199,7 +221,7 @@ def test_the_page_has_the_stories_and_roles_of_the_card(model: qkv.Model) -> Non
         assert [story["change"]] == changes
     roles = json.loads((shipped_models()["books"] / "roles.json").read_text("utf-8"))
     assert data["roles"] == roles
-    assert data["read"] == "This model has read 273 books from before 1930 and a dictionary."
+    assert data["read"] == "has read 273 books from before 1930 and a dictionary"
     cards = json.loads((shipped_models()["books"] / "cards.json").read_text("utf-8"))["cards"]
     assert data["cards"] == cards
     assert data["game"] == json.loads((shipped_models()["books"] / "game.json").read_text("utf-8"))
@@ -212,7 +234,12 @@ def test_a_changed_model_has_no_stories_roles_cards_or_game(model: qkv.Model) ->
     changed["embed.weight"][5, 5] += 1
     data, _ = data_of(play(OPPOSITE, model=model.with_parameters(changed))._document())
     assert (data["stories"], data["roles"], data["cards"], data["game"]) == ([], {}, [], {})
-    assert data["read"] == ""
+    count = sum(array.size for array in changed.values())
+    assert data["read"] == (
+        f"is of type bert, with 4 layers of 6 heads and {count:,} parameters; "
+        "qkv does not know what it has read"
+    )
+    assert (data["called"], data["shelf"]) == ("books", [])
 
 
 def test_the_page_is_one_file_with_its_policy_and_picture(
@@ -223,10 +250,57 @@ def test_the_page_is_one_file_with_its_policy_and_picture(
     assert text == view._document()
     page = Page(text)
     (policy,) = (x for x in page.attribute("meta", "content") if x and "default-src" in x)
-    assert policy == f"{POLICY}; worker-src blob:"
+    scripts = "script-src 'wasm-unsafe-eval' 'unsafe-inline'"
+    more = {"worker-src blob:", scripts}
+    assert {*policy.split("; ")} == {*POLICY.split("; ")} - {"script-src 'unsafe-inline'"} | more
     assert page.attribute("svg", "role") == ["img"]
     assert text.index("<svg") < text.index("<script") < text.index('data-side="encoder"')
     assert len(play(model=model)._document().encode()) <= 16_000_000
+
+
+def test_weights_may_be_in_a_file_beside_the_page(
+    small: qkv.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = {name: "Q8_0" for name in llama_tensors() if "norm" not in name}
+    big = qkv.load(write_llama(tmp_path / "a big one.gguf", kinds=kinds))
+    view, written = play(model=[small, big]), list[str]()
+
+    def recorded(path: Path) -> AbstractContextManager[BinaryIO]:
+        written.append(Path(path).name)
+        return replacing(path)
+
+    monkeypatch.setattr("qkv.see.views.play.replacing", recorded)
+    home = tmp_path / "site"
+    home.mkdir()
+    view.to_html(home / "page.html", weights="beside")
+    text = (home / "page.html").read_text("utf-8")
+    found = (
+        'data-side="decoder" data-weights="(.*?)">{"bytes":([0-9]+),"described":([0-9]+)}</script>'
+    )
+    ((name, size, described),) = re.findall(found, text)
+    assert written == [name, "page.html"]
+    assert sorted(path.name for path in home.iterdir()) == sorted(written)
+    data = (home / name).read_bytes()
+    assert name == f"a-big-one-{sha256(data).hexdigest()[:8]}.bin"
+    assert int(size) == len(data)
+    about = zlib.decompress(data, -zlib.MAX_WBITS)[: int(described)]
+    assert json.loads(about)["name"] == big.name
+    assert len(text.encode()) < len(view._document().encode())
+    assert "; connect-src 'self'\"" in text
+    assert "connect-src" not in view._document()
+    (home / name).unlink()
+    (home / "folder").mkdir()
+    with pytest.raises(IsADirectoryError, match="is a folder; pass a file in it"):
+        view.to_html(home / "folder", weights="beside")
+    assert not list(home.glob("*.bin"))
+    with pytest.raises(
+        ValueError,
+        match=r"^to_html: the weights of these models stay inside .*: omit weights='beside'$",
+    ):
+        play(SMALL, model=small).to_html(home / "other.html", weights="beside")
+    with pytest.raises(ValueError, match="`weights` is 'out': choose 'inside' or 'beside'"):
+        view.to_html(home / "other.html", weights="out")
+    assert not (home / "other.html").exists()
 
 
 def test_a_notebook_shows_the_page_file_in_an_iframe(
@@ -240,6 +314,20 @@ def test_a_notebook_shows_the_page_file_in_an_iframe(
     assert (tmp_path / str(name)).read_text("utf-8") == view._document()
     assert view._repr_html_() == html
     assert Page(html).attribute("iframe", "title") == [view.sentence]
+
+
+def test_notebooks_of_one_folder_share_the_page_of_all_states(
+    small: qkv.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    states = ["#text=the+cat&layer=1", '#text=a+cat&only=["head"]', "#layer=0"]
+    sources = [
+        Page(play(model=small, state=state)._repr_html_()).attribute("iframe", "src")[0]
+        for state in states
+    ]
+    (path,) = tmp_path.iterdir()
+    assert sources == [f"{path.name}{state}" for state in states]
+    assert path.read_text("utf-8") == play(model=small)._document()
 
 
 def test_embed_puts_the_page_itself_into_the_notebook(
@@ -260,7 +348,7 @@ def test_unsupported_models_texts_and_themes_are_refused(tmp_path: Path, small: 
     with pytest.raises(ValueError, match=rf"^play: random has no language-model head: {SERVE}$"):
         play("a b", model=qkv.load("random"))
     for text in ("", " "):
-        with pytest.raises(ValueError, match=r"^play: the text is empty: give at least one word$"):
+        with pytest.raises(ValueError, match=r"^play: the text is empty; pass at least one word$"):
             play(text, model=small)
     with pytest.raises(ValueError, match=r"^play: theme is 'blue'"):
         play(SMALL, model=small, theme="blue")
@@ -324,7 +412,7 @@ def test_an_array_becomes_a_record(small: qkv.Model) -> None:
     ("changes", "said"),
     [
         ({"hide": "dog"}, "play: `hide` has 'dog', which is in no text: the words are the, cat"),
-        ({"hide": [9]}, "play: `hide` has position 9 but no text has more than 9 tokens"),
+        ({"hide": [9]}, "play: `hide` has position 9, but no text has more than 9 tokens"),
         ({"ablate": [(9, 0)]}, "play: `ablate` names layer 9, but the model has "),
         (
             {"edit": {("z", 0): np.copy}},
@@ -354,7 +442,7 @@ def test_the_page_opens_on_the_state_in_an_address(small: qkv.Model, address: st
         ({"state": ""}, ValueError, "play: `state` is '': copy the complete address of a page"),
         ({"state": "#nonsense"}, ValueError, "copy the complete address of a page"),
         ({"state": "#text=a&edits=["}, ValueError, r"`state` has edits '\[', which is not JSON"),
-        ({"state": 3}, TypeError, "play: `state` is 3: give the address of a page"),
+        ({"state": 3}, TypeError, "play: `state` is 3; pass the address of a page"),
         ({"state": "#text=a", "hide": "a"}, TypeError, "leave out text, edit"),
         ({"state": "#text=a", "text": "a"}, TypeError, "leave out text, edit"),
     ],

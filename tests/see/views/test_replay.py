@@ -106,9 +106,9 @@ def test_the_head_whose_score_rose_most_is_shown() -> None:
     course = view.replay.values[:, 0, 1, 1]
     most = int(np.argmax(np.diff(course)))
     assert view.sentence == (
-        "In layer 0, head 1 the weight on the token after an earlier occurrence of the same token "
-        f"rises from {course[0]:.2f} at step 0 to {course[-1]:.2f} at step 800, the largest part "
-        f"between steps {STEPS[most]} and {STEPS[most + 1]}."
+        "In layer 0, head 1, the weight on the token after an earlier occurrence of the same token "
+        f"rises from {course[0]:.2f} at step 0 to {course[-1]:.2f} at step 800, "
+        f"with the largest change between steps {STEPS[most]} and {STEPS[most + 1]}."
     )
     assert view.head.reason == (
         "its weight on the token after an earlier occurrence of the same token rose most among "
@@ -122,7 +122,7 @@ def test_layer_and_head_narrow_the_choice() -> None:
     assert replay(run, head=2).head.layer == 1
     asked = replay(run, layer=0, head=0)
     assert (asked.head.layer, asked.head.head, asked.head.reason) == (0, 0, "it was requested")
-    assert asked.sentence.startswith("In layer 0, head 0 the weight on ")
+    assert asked.sentence.startswith("In layer 0, head 0, the weight on ")
     for wrong, words in (({"layer": 2}, "no layer 2: the layers are 0 to 1"),
                          ({"head": -4}, "no head -4: the heads are 0 to 2")):  # fmt: skip
         with pytest.raises(IndexError, match=f"replay: there is {words}"):
@@ -144,7 +144,7 @@ def test_a_head_that_loses_its_structure() -> None:
     assert view.head.reason.startswith("its weight on the next token fell least among all scores")
     view = replay({1: made_run(["a"])[0], 2: made_run(["a"])[0]})
     assert view.sentence == (
-        "In layer 0, head 0 the weight on the first token stays at 1.00 from step 1 to step 2."
+        "In layer 0, head 0, the weight on the first token stays at 1.00 from step 1 to step 2."
     )
 
 
@@ -160,12 +160,12 @@ def two_tokens(weight: float) -> Trace:
 def test_the_sentence_reports_falling_and_already_high_scores() -> None:
     falling = replay({step: two_tokens(x) for step, x in ((1, 1.0), (2, 0.9), (3, 0.2))})
     assert falling.sentence == (
-        "In layer 0, head 0 the weight on the first token falls from 1.00 at step 1 to 0.60 at "
-        "step 3, the largest part between steps 2 and 3."
+        "In layer 0, head 0, the weight on the first token falls from 1.00 at step 1 to 0.60 at "
+        "step 3, with the largest change between steps 2 and 3."
     )
     there = replay({1: two_tokens(0.6), 2: two_tokens(1.0)})
     assert there.sentence == (  # the score is over 0.5 at step 1, so no "becomes"
-        "In layer 0, head 0 the weight on the previous token rises from 0.60 at step 1 to 1.00 at "
+        "In layer 0, head 0, the weight on the previous token rises from 0.60 at step 1 to 1.00 at "
         "step 2."
     )
 
@@ -176,8 +176,8 @@ def test_a_single_snapshot_is_reported_as_the_only_one() -> None:
     pattern = run[30].pattern(1, 2)
     found = score(pattern, np.eye(len(COPIES), k=-1) > 0)
     assert view.sentence == (
-        f"At step 30, the only snapshot, the weight on the previous token of layer 1, head 2 is "
-        f"{found:.2f}."
+        f"In layer 1, head 2, the weight on the previous token is {found:.2f} at step 30, the only "
+        "snapshot."
     )
     assert "step" in str(view)
     assert ElementTree.fromstring(view.svg()).tag.endswith("svg")
@@ -198,7 +198,7 @@ def test_a_head_of_an_untrained_model_is_no_induction_head() -> None:
     before, after = (float(pattern[2, 1]) for pattern in patterns)
     assert before < 0.5 < after
     assert view.sentence == (
-        "In layer 0, head 0 the weight on the token after an earlier occurrence of the same token "
+        "In layer 0, head 0, the weight on the token after an earlier occurrence of the same token "
         f"rises from {before:.2f} at step 0 to {after:.2f} at step 1."
     )
 
@@ -303,7 +303,7 @@ def test_snapshots_of_two_runs(tmp_path: Path) -> None:
     write_snapshot(tmp_path, 0, 0.0)
     other = write_snapshot(tmp_path, 100, 1.0, intermediate_size=28)
     with pytest.raises(
-        ValueError, match="steps 0 and 100 are from different runs: intermediate_size is 20 in"
+        ValueError, match="steps 0 and 100 are from different runs: intermediate_size is 20 at"
     ):
         replay(tmp_path, TEXT)
     shutil.rmtree(other)
@@ -326,10 +326,10 @@ NOTHING = Trace({"hook_embed": np.ones((1, 2, 3))}, tokens=[["a", "b"]])
     ("run", "text", "error", "words"),
     [
         ({}, None, ValueError, "`run` is empty"),
-        (7, None, TypeError, "`run` is a int: give the folder of a run"),
+        (7, None, TypeError, "`run` has type int; pass the folder of a run"),
         ({"a": MADE}, None, TypeError, "'a' is not a training step"),
         ({-1: MADE}, None, TypeError, "-1 is not a training step"),
-        ({1: "minilm"}, "a", TypeError, "step 1 is a str: give a model or a trace"),
+        ({1: "minilm"}, "a", TypeError, "step 1 has type str; pass a model or a trace"),
         ({1: MADE}, "a text", TypeError, "leave `text` out"),
         ({1: LESSON}, None, ValueError, "the text is missing"),
         ({1: LESSON}, " ", ValueError, "the text is empty"),

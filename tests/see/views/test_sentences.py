@@ -30,7 +30,7 @@ from ..support import BANK, CAT, MONEY, made_trace
 
 def test_bank_looks_at_river(minilm: Model) -> None:
     view = show(BANK, model=minilm, layer=0, head=4)
-    assert view.sentence == "bank looks at river: 0.71 (layer 0, head 4)."
+    assert view.sentence == "bank attends to river: 0.71 (layer 0, head 4)."
     assert view.head.reason == "it was requested"
     assert view.weights[5, 8] == pytest.approx(0.7087, abs=1e-4)
 
@@ -56,7 +56,7 @@ def test_the_shown_head_is_the_one_that_stands_out_most(minilm: Model) -> None:
     _, weight, i, j = found[best]
     where = f"layer {best[0]}, head {best[1]}"
     names = trace.tokens[i], trace.tokens[j]
-    assert view.sentence == f"{names[0]} looks at {names[1]}: {weight:.2f} ({where})."
+    assert view.sentence == f"{names[0]} attends to {names[1]}: {weight:.2f} ({where})."
     said = " ".join(str(view).split())
     assert "because its link between two content words stands out most among all layers" in said
 
@@ -152,8 +152,8 @@ def test_compare_gives_the_similarity_of_each_layer(minilm: Model) -> None:
     # transformers 5.23.0 gives these numbers
     assert view.similarity[0] == pytest.approx(0.958, abs=5e-4)
     assert view.similarity[-1] == pytest.approx(0.795, abs=5e-4)
-    assert "B: 0.958 at the embeddings, 0.795 after the last layer" in view.sentence
-    assert view.sentence.startswith("bank looks at river in A (0.71) and at [CLS] in B (0.33)")
+    assert "vectors: 0.958 at the embeddings, 0.795 after the last layer" in view.sentence
+    assert view.sentence.startswith("bank attends to river in A (0.71) and to [CLS] in B (0.33)")
     for side, name in zip(view.sides, ("river", "[CLS]"), strict=True):
         row = side.trace.pattern(view.head.layer, view.head.head)[side.positions[0]]
         assert side.trace.tokens[row.argmax()] == name
@@ -171,9 +171,9 @@ def test_the_first_word_in_a_decoder_looks_at_itself() -> None:
     model = random_model(texts, causal=True)
     first, second, third = texts
     view = compare(first, second, word="cat", model=model)
-    assert "cat looks at itself in A (1.00) and at itself in B (1.00): " in view.sentence
+    assert "cat attends to itself in A (1.00) and to itself in B (1.00): " in view.sentence
     said = compare(first, third, word="cat", model=model).sentence
-    assert re.search(r"cat looks at itself in A \(1\.00\) and at itself in B \(0\.\d\d\): ", said)
+    assert re.search(r"cat attends to itself in A \(1\.00\) and to itself in B \(0\.\d\d\): ", said)
 
 
 def test_compare_shows_both_sentences_in_every_medium(lesson: Model) -> None:
@@ -279,7 +279,7 @@ def test_heads_are_ranked_for_the_requested_words(minilm: Model) -> None:
     view = show(BANK, model=minilm, query="Sat", key="bank")
     assert places(view) == max(one, key=lambda place: one[place])
     weight = heads[places(view)][sat, bank]
-    assert view.sentence.startswith(f"sat looks at bank: {weight:.2f} (layer ")
+    assert view.sentence.startswith(f"sat attends to bank: {weight:.2f} (layer ")
     others = [(link.layer, link.head) for link in view.elsewhere if link.stands_out > 0]
     assert others == sorted(others, key=lambda place: -one[place])
     assert {(link.query, link.key) for link in view.elsewhere} == {(sat, bank)}
@@ -300,10 +300,10 @@ def test_heads_are_ranked_for_the_requested_words(minilm: Model) -> None:
             ValueError,
             "show: 'zebra' is not in the text: its words are the, cat, sat",
         ),
-        ({"key": 6}, IndexError, "show: key=6 is out of range: tokens are 0 to 5"),
+        ({"key": 6}, IndexError, "show: key=6 is out of range: tokens are numbered 0 to 5"),
         ({"key": -7}, ValueError, "show: key .*-7"),
         ({"key": 1.5}, TypeError, "show: key"),
-        ({"query": "cat", "key": "mat"}, ValueError, "show: this query attends to this key in no"),
+        ({"query": "cat", "key": "mat"}, ValueError, "show: no head attends from this query to"),
     ],
 )
 def test_an_invalid_link_is_refused(asked: dict, error: type, said: str) -> None:
@@ -357,7 +357,7 @@ def test_a_long_text_does_not_flood_the_screen(lesson: Model) -> None:
 
 def test_a_trace_of_weights_alone_can_be_shown() -> None:
     view = show(made_trace(["a", "b"], np.array([[[[0.25, 0.75], [0.5, 0.5]]]])), layer=0, head=0)
-    assert view.sentence == "a looks at b: 0.75 (layer 0, head 0)."
+    assert view.sentence == "a attends to b: 0.75 (layer 0, head 0)."
     assert view.movement is None
     assert view.to_dict()["movement"] is None
     assert "moved" not in str(view)
@@ -418,13 +418,13 @@ def test_the_word_of_ids_is_an_id(lesson: Model) -> None:
 def test_special_tokens_of_arrays_are_known_by_their_looks() -> None:
     weights = np.array([[[[0.1, 0.5, 0.4], [0.9, 0.0, 0.1], [0.6, 0.4, 0.0]]]])
     view = show(weights, tokens=["<s>", "a", "b"], layer=0, head=0)
-    assert view.sentence == "b looks at a: 0.40 (layer 0, head 0)."
+    assert view.sentence == "b attends to a: 0.40 (layer 0, head 0)."
 
 
 @pytest.mark.parametrize(
     ("given", "options", "error", "said"),
     [
-        (np.ones((1, 1, 1, 1)), {}, TypeError, "weights need tokens: give tokens"),
+        (np.ones((1, 1, 1, 1)), {}, TypeError, "weights need tokens; pass tokens"),
         ([np.ones((1, 1, 1, 1))], {}, TypeError, "weights need tokens"),
         (np.ones((1, 1, 1, 1)), {"tokens": ["a", "b"]}, ValueError, "1 queries, .* 2 tokens"),
         ([], {}, TypeError, "the text is list"),
@@ -447,9 +447,9 @@ def test_arrays_of_two_texts_are_compared_without_vectors(lesson: Model) -> None
         max(zip(side.weights.tolist(), side.trace.tokens, strict=True)) for side in sides
     )
     assert view.sentence == (
-        f"No head stands out for bank. Where its attention differs most, bank looks at {first} "
+        f"No head stands out for bank. Where its attention differs most, bank attends to {first} "
         "in A "
-        f"({in_a:.2f}) and at {second} in B ({in_b:.2f}): "
+        f"({in_a:.2f}) and to {second} in B ({in_b:.2f}): "
         f"layer {view.head.layer}, head {view.head.head}."
     )
     assert "cosine" not in str(view)
@@ -476,8 +476,8 @@ def test_traces_are_compared_like_their_texts(minilm: Model) -> None:
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        ({"dim": 16}, r"\(random\) has 8 numbers in a vector and the second \(other\) 16: "),
-        ({"heads": 4}, r"\(random\) has 2 heads in a layer and the second \(other\) 4: "),
+        ({"dim": 16}, r"\(random\) has 8 numbers in a vector, but the second \(other\) has 16: "),
+        ({"heads": 4}, r"\(random\) has 2 heads in a layer, but the second \(other\) has 4: "),
     ],
 )
 def test_traces_of_models_of_other_sizes_are_not_compared(
@@ -490,7 +490,7 @@ def test_traces_of_models_of_other_sizes_are_not_compared(
 
 
 def test_traces_of_models_of_other_depths_are_not_compared(lesson: Model, minilm: Model) -> None:
-    said = r"the first trace \(random\) has 1 layers and the second \(minilm\) 6"
+    said = r"the first trace \(random\) has 1 layers, but the second \(minilm\) has 6"
     with pytest.raises(ValueError, match=said):
         compare(lesson.trace(BANK), minilm.trace(MONEY), word="bank")
 

@@ -12,7 +12,7 @@ TOKENS = ["river", "money", "forest", "bird", "song"]
 
 
 def weights() -> np.ndarray:
-    """Return two heads (1, 2, 5, 5): in head 0, song looks at river; in head 1, money does."""
+    """Return two heads (1, 2, 5, 5): in head 0, song attends to river; in head 1, money does."""
     every = np.tile(np.eye(5), (1, 2, 1, 1)) * 0.4
     every[0, 0, 4, 0] = every[0, 0, 3, 1] = 0.6
     every[0, 1, 1, 0] = 0.99
@@ -21,9 +21,9 @@ def weights() -> np.ndarray:
 
 def test_a_list_of_positions_limits_the_links_and_the_rows() -> None:
     view = qkv.show(weights(), tokens=TOKENS)
-    assert view.sentence.startswith("money looks at river: 0.99 (layer 0, head 1)")
+    assert view.sentence.startswith("money attends to river: 0.99 (layer 0, head 1)")
     view = qkv.show(weights(), tokens=TOKENS, query=[3, -1])
-    assert view.sentence.startswith("bird looks at money: 0.60 (layer 0, head 0)")
+    assert view.sentence.startswith("bird attends to money: 0.60 (layer 0, head 0)")
     assert [(link.query, link.key, link.weight) for link in view.links] == [
         (3, 1, 0.6),
         (4, 0, 0.6),
@@ -32,7 +32,7 @@ def test_a_list_of_positions_limits_the_links_and_the_rows() -> None:
     assert (shown.rows, shown.columns) == (["bird", "song"], TOKENS)
     np.testing.assert_array_equal(shown.values, weights()[0, 0, 3:])
     assert shown.outlined == [0]
-    with pytest.raises(IndexError, match="query=9 is out of range: tokens are 0 to 4"):
+    with pytest.raises(IndexError, match="query=9 is out of range: tokens are numbered 0 to 4"):
         qkv.show(weights(), tokens=TOKENS, query=[3, 9])
 
 
@@ -51,5 +51,5 @@ def test_a_trace_of_tokens_is_that_of_their_ids() -> None:
     trace = model.trace(tokens)
     assert trace.tokens == tokens.tokens
     np.testing.assert_array_equal(trace["pattern", 2], model.trace(tokens.ids)["pattern", 2])
-    with pytest.raises(ValueError, match="has 300 ids: give 1 to 128"):
+    with pytest.raises(ValueError, match="has 300 ids; pass 1 to 128"):
         model.trace(model.tokenizer.tokenize_prompt("a" + " river" * 299))

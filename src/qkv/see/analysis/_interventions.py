@@ -35,7 +35,7 @@ class Removal:
     Attributes:
         layer: the layer.
         head: the head.
-        position: the position of the gap: the token where a word is missing.
+        position: the position of the gap, the token where a word is missing.
         moved: the probability that moves to other words. It is half the sum of the absolute changes
             of all words' probabilities.
         word: the first guess of the unchanged model.
@@ -162,7 +162,7 @@ class Opening:
         position: the position of the token.
         before: the likeliest words at the position, with their probabilities.
         hidden: the positions of the hidden word's tokens; empty if the text has no word to hide.
-            Hiding this word changes the guess more than hiding any other word.
+            `opening_of` says how the hidden word is chosen.
         word: the hidden word.
         after: the likeliest words with `word` hidden; equal to `before` if no word is hidden.
     """
@@ -180,7 +180,7 @@ def opening_of(model: Model, trace: Trace) -> Opening:
     For an encoder, the position is the first mask token. If the text has no mask token, the
     position is the last content word. For a decoder, the position is the last token, and the guess
     is the next word. The hidden word is a content word. If hiding a word changes the likeliest
-    guess, the function prefers this word. If there are several such words, or none, the function
+    guess, the function prefers such a word. If there are several such words, or none, the function
     chooses the word that changes the probabilities most when it is hidden. The change is half the
     sum of the absolute changes of all probabilities.
     """

@@ -40,7 +40,7 @@ def trace_of(source: Any, tokens: Tokens, model: Named) -> tuple[Trace, Model | 
         return Trace(arrays, tokens=[heads.queries.tokens], special=[heads.queries.special]), None
     first = source[0] if isinstance(source, list | tuple) and source else source
     if hasattr(first, "__array__") and not is_ids(source):
-        raise type_error("weights need tokens: give tokens=[...] too")
+        raise type_error("weights need tokens; pass tokens=[...] too")
     used = reader_for(source, model)
     length = len(used.tokenize(source) if isinstance(source, str) else source)
     size = min(length, used.max_seq_length or WHOLE + 1)
@@ -50,7 +50,7 @@ def trace_of(source: Any, tokens: Tokens, model: Named) -> tuple[Trace, Model | 
 
 
 def is_ids(source: Any) -> bool:
-    """Return whether an argument holds the token ids of one text, as `model.trace(ids)` takes them.
+    """Return whether an argument holds the token ids of one text, as for `model.trace(ids)`.
 
     >>> is_ids([2, 5]), is_ids(np.array([2, 5])), is_ids([[2, 5]]), is_ids("a text")
     (True, True, False, False)
@@ -71,7 +71,7 @@ def texts_of(texts: list[Any]) -> list[str]:
     names = ["the text"] if len(texts) == 1 else ["the first text", "the second text"]
     for name, text in zip(names, texts, strict=True):
         if not check_text(text, name=name).strip():
-            raise value_error(f"{name} is empty: give at least one word")
+            raise value_error(f"{name} is empty; pass at least one word")
     return texts
 
 
@@ -84,7 +84,7 @@ def reader_of(model: Named, texts: list[str]) -> Model:
     """Return the model, or load it by name, and check that it reads texts.
 
     Raises:
-        ValueError: the model takes images instead of texts.
+        ValueError: the model reads images instead of texts.
     """
     used = model_of(model, texts)
     used.need("view")
@@ -99,8 +99,8 @@ def positions_in(
     `word` may also be several positions.
 
     Raises:
-        ValueError: the word is not in the text, and the message lists the words of the text; or
-            `word` has no space, and the text contains it with and without a space before it.
+        ValueError: the word is not in the text (the message lists the words of the text); or `word`
+            has no space, and the text contains it with and without a space before it.
         IndexError: the position is out of range.
     """
     size = len(trace.tokens)
@@ -114,7 +114,9 @@ def positions_in(
         return [position for copy in copies for position in copy]
     position = whole_number(word, name=name, least=-size)
     if position >= size:
-        raise invalid(IndexError, f"{name}={position} is out of range: tokens are 0 to {size - 1}")
+        raise invalid(
+            IndexError, f"{name}={position} is out of range: tokens are numbered 0 to {size - 1}"
+        )
     return [position % size]
 
 
@@ -198,14 +200,14 @@ def one_text(trace: Any) -> Trace:
     """Return the trace of the only text; raise an error if there are several texts or no text."""
     if isinstance(trace, Seq2SeqTrace):
         raise type_error(
-            "this trace comes from an encoder-decoder: give trace.encoder or "
+            "this trace comes from an encoder-decoder; pass trace.encoder or "
             "trace.decoder, or call head_view(trace)"
         )
     if not isinstance(trace, Trace):
-        raise type_error(f"a trace is needed, not a {type(trace).__name__}: give model.trace(...)")
+        raise type_error(f"a trace is needed, not a {type(trace).__name__}; pass model.trace(...)")
     if len(trace) > 1:
         raise value_error(
-            f"this trace holds {len(trace)} texts: give one of them, for example trace[0]"
+            f"this trace holds {len(trace)} texts; pass one of them, for example trace[0]"
         )
     if not len(trace) or not len(trace[0].tokens):
         raise value_error(f"{_no_tokens(trace)}")
@@ -275,8 +277,8 @@ def _layers(attention: Any, name: str) -> list[Array]:
             whole = whole[:, 0]
         if whole.ndim != 4:
             raise value_error(
-                f"{name} has shape {whole.shape}: give (layers, heads, L, S), or for each "
-                "layer (heads, L, S)"
+                f"{name} has shape {whole.shape}; pass (layers, heads, L, S), or one array "
+                "(heads, L, S) for each layer"
             )
         parts = list(whole)
     arrays: list[Array] = []
@@ -292,17 +294,17 @@ def _layers(attention: Any, name: str) -> list[Array]:
         if array.ndim != 3 or 0 in array.shape:
             several = f"{array.shape[0]} texts" if array.ndim == 4 else f"shape {array.shape}"
             raise value_error(
-                f"{name} of layer {number} has {several}: give one text, (heads, L, S) "
+                f"{name} of layer {number} has {several}; pass one text, (heads, L, S) "
                 "or (1, heads, L, S)"
             )
         if arrays and array.shape != arrays[0].shape:
             raise value_error(
-                f"{name} of layer {number} is {array.shape} and of layer 0 "
-                f"{arrays[0].shape}: all layers must have the same shape"
+                f"{name} has shape {array.shape} in layer {number} and {arrays[0].shape} in layer "
+                "0: all layers must have the same shape"
             )
         arrays.append(array)
     if not arrays:
-        raise value_error(f"{name} is empty: give at least one layer")
+        raise value_error(f"{name} is empty; pass at least one layer")
     return arrays
 
 
@@ -312,24 +314,24 @@ def _read(x: Any, name: str) -> Array:
         x = getattr(x, method)() if hasattr(x, method) else x
     array = as_array(x, name=name)
     if array.dtype.kind not in "fiuV":
-        raise type_error(f"{name} is {array.dtype}: give weights from 0 to 1")
+        raise type_error(f"{name} is {array.dtype}; pass weights from 0 to 1")
     array = array if array.dtype == np.float64 else array.astype(np.float32, copy=False)
     numbers = array[~np.isnan(array)]
     low, high = float(numbers.min(initial=0.0)), float(numbers.max(initial=0.0))
     if low < -_SLACK or high > 1 + _SLACK:
         raise value_error(
-            f"{name} holds {low if low < 0 else high:.3g}: give weights from 0 to 1, not scores"
+            f"{name} holds {low if low < 0 else high:.3g}; pass weights from 0 to 1, not scores"
         )
     return array
 
 
 def _axis(tokens: Iterable[str], size: int, name: str, which: str) -> Axis:
     if isinstance(tokens, str):
-        raise type_error("the tokens are one string: give a list of strings, one for each token")
+        raise type_error("the tokens are one string; pass a list of strings, one for each token")
     listed = [str(token) for token in tokens]
     if len(listed) != size:
         raise value_error(
-            f"{name} has {size} {which}, but there are {len(listed)} tokens: "
-            "give one token for each"
+            f"{name} has {size} {which}, but there are {len(listed)} tokens; "
+            f"pass as many tokens as {which}"
         )
     return Axis(listed, [is_special(token) for token in listed])

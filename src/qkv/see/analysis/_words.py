@@ -30,7 +30,7 @@ _APOSTROPHES = {"'", "\N{RIGHT SINGLE QUOTATION MARK}"}
 def quote_words(text: str, tokens: Texts, special: Flags, most: int = 90) -> str:
     """Quote the beginning of a text; if the text is unknown, quote its tokens.
 
-    A sign stands for each mask token of the text.
+    A blank, `___`, stands for each mask token of the text.
 
     >>> quote_words("", ["[CLS]", "it", "##s", "me", "!"], [True, False, False, False, False])
     'its me!'
@@ -50,7 +50,7 @@ def quote_words(text: str, tokens: Texts, special: Flags, most: int = 90) -> str
 
 
 def labels_of(tokens: Texts) -> list[str]:
-    """Return the names of tokens in a picture, where a sign stands for a gap.
+    """Return the names of tokens for a picture, in which `___` stands for a mask token.
 
     >>> labels_of(["a", "[MASK]"])
     ['a', '___']
@@ -59,7 +59,7 @@ def labels_of(tokens: Texts) -> list[str]:
 
 
 def show_blanks(word: str) -> str:
-    r"""Return a guessed word as a reader sees it: spaces and new lines alone become signs.
+    r"""Return a guessed word; if it is empty, or has only spaces and line breaks, show symbols.
 
     >>> show_blanks("the"), show_blanks(" "), show_blanks("\n"), show_blanks("")
     ('the', '␣', '⏎', '∅')
@@ -68,7 +68,7 @@ def show_blanks(word: str) -> str:
 
 
 def name_of(token: str, article: str = "the") -> str:
-    """Return the name of a token in a sentence.
+    """Return a token's name for use in a sentence.
 
     >>> name_of("[MASK]"), name_of("a")
     ('the gap', 'a')
@@ -95,7 +95,7 @@ def _hidden(target: Any) -> str:
         return target if isinstance(target, str) else f"token {target}"
     query, key, *where = target
     if key is None:
-        return "what follows each token"
+        return "later tokens"
     named = [f"{name} {number}" for name, number in zip(("layer", "head"), where, strict=False)]
     return f"token {key} from token {query}" + (f" in {', '.join(named)}" if named else "")
 
@@ -156,7 +156,7 @@ def is_function_word(word: str) -> bool:
 
 
 def is_word(tokens: Texts, special: Flags) -> Array:
-    """Return a bool array that is False for special tokens and punctuation, else True."""
+    """Return a bool array that is False for special tokens and punctuation, and True otherwise."""
     pairs = zip(tokens, special, strict=True)
     return np.array([not flag and not is_punctuation(token) for token, flag in pairs], dtype=bool)
 
@@ -206,7 +206,7 @@ def explain_tokens(tokens: Texts, special: Flags, name: str = "", written: Texts
     `written` lists the words of the text that became unknown tokens.
 
     >>> explain_tokens(["fish", "##erm", "##an", "[UNK]", "."], [False] * 5)
-    ['fisherman is cut into fish ##erm ##an: ## marks a subword that continues the word before.',
+    ['fisherman is cut into fish ##erm ##an: ## marks a subword that continues the word before it.',
      '[UNK] stands for a word for which the model has no token.',
      'Read this view with care: 3 of 5 tokens are parts of words or unknown.']
     """
@@ -217,8 +217,10 @@ def explain_tokens(tokens: Texts, special: Flags, name: str = "", written: Texts
     if cut:
         first, end, word = cut[0]
         pieces = plain_tokens(tokens[first:end], special[first:end])
-        more = f", and {len(cut) - 1} more words" if len(cut) > 1 else ""
-        marked = ": ## marks a subword that continues the word before" if "##" in pieces[-1] else ""
+        others = len(cut) - 1
+        more = f", and {others} more word{'s are' if others > 1 else ' is'} cut" if others else ""
+        sign = ": ## marks a subword that continues the word before it"
+        marked = sign if "##" in pieces[-1] else ""
         notes.append(f"{word} is cut into {' '.join(pieces)}{more}{marked}.")
     if unknown:
         untold = f"{unknown[0]} stands for a word for which the model has no token."

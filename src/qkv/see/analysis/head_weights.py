@@ -42,7 +42,7 @@ class Axis:
     """The tokens or words along one axis of the weights: the queries, or the keys.
 
     Attributes:
-        tokens: the tokens or words on this axis: L queries, or S keys.
+        tokens: the tokens or words on this axis (L queries, or S keys).
         special: for each token, whether it is a special token, such as [CLS] or [SEP].
         labels: the names that a reader sees; by default the tokens themselves.
         spans: the range of tokens of each word, if the axis consists of words.
@@ -59,7 +59,7 @@ class Axis:
         return labels_of(self.labels or self.tokens)
 
     def name_of(self, row: int, article: str = "the") -> str:
-        """Return the name of a token or word in a sentence."""
+        """Return the name of a token or word for use in a sentence."""
         return name_of((self.labels or self.tokens)[row], article)
 
     @cached_property
@@ -69,7 +69,7 @@ class Axis:
 
     @cached_property
     def is_word(self) -> Array:
-        """Return a bool array that is False for special tokens and punctuation, else True."""
+        """Return a bool array: False for special tokens and punctuation, True otherwise."""
         return is_word(self.tokens, self.special)
 
     def position(self, row: int) -> int:
@@ -160,7 +160,7 @@ class Heads:
     def between_content(self, weights: Array, queries: Indices = None) -> Array:
         """Keep weights `(..., L, S)` between two different content words; set all others to -1.
 
-        If `queries` are given, they are used instead of the content words on the side of the query.
+        If `queries` are given, these positions replace the content words among the queries.
 
         >>> heads = Heads(Axis(["a", "."], [False, False]), [0])
         >>> heads.between_content(np.full((2, 2), 0.5)).tolist()
@@ -415,7 +415,7 @@ def _norms(trace: Trace, layers: list[int], parameters: Arrays) -> list[Array]:
         if weight.shape[0] != heads * v.shape[2]:
             raise value_error(
                 f"the trace has {heads} heads of size {v.shape[2]} in layer {layer}, but "
-                f"the model's output projection has {weight.shape[0]} rows: give the trace's "
+                f"the model's output projection has {weight.shape[0]} rows; pass the trace's "
                 "own model"
             )
         norms.append(value_norms(v, weight))
@@ -427,7 +427,7 @@ def _mean(values: Array) -> float:
 
 
 def by_word(heads: Heads) -> Heads:
-    """Merge the subwords of a text into words; return the same heads if no token is a subword.
+    """Merge the subwords of a text into words; if no token is a subword, return `heads` unchanged.
 
     The weight on a word is the sum of the weights on its subwords. The weight from a word is the
     mean of the weights from its subwords.

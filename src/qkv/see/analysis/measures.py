@@ -56,8 +56,8 @@ def measures_of(heads: Heads) -> dict[str, Array | None]:
 def entropy(weights: Array) -> Array:
     """Compute the entropy of each head's weights, `(H,)` in bits: 1 bit for two equal weights.
 
-    The entropy is the mean over queries of `-sum(w * log2(w))`; queries that attend to no key are
-    left out.
+    The entropy is the mean over queries of `-sum(w * log2(w))`; queries that do not attend to any
+    key are left out.
 
     Source:
         Clark et al. 2019, "What Does BERT Look At?", section 3.3.
@@ -107,7 +107,7 @@ def on_keys(weights: Array, keys: Any) -> Array:
 def on_cells(weights: Array, cells: Array) -> Array:
     """Sum each query's weights on the marked cells `(L, S)`, and average the sums, `(H,)`.
 
-    Queries without a marked cell, and queries that attend to no key, are left out.
+    Queries without a marked cell, and queries that do not attend to any key, are left out.
 
     >>> on_cells(np.array([[[1.0, 0.0], [0.75, 0.25]]]), np.array([[False, False], [True, False]]))
     array([0.75])
@@ -263,9 +263,9 @@ def strongest_links(
 ) -> list[Link]:
     """List a head's largest weights between two different content words, largest first.
 
-    `queries` are the words to start from, by default all content words. If weights are equal, the
-    earlier query comes first; for the same query, the earlier key comes first. Weights of 0 are
-    left out.
+    `queries` are the positions of the queries, by default of all content words. If weights are
+    equal, the earlier query comes first; for the same query, the earlier key comes first. Weights
+    of 0 are left out.
     """
     # both arrays are (L, S), or (L, k) if only the k largest weights are kept
     weights, keys = (part[head] for part in heads.links(layer, queries))

@@ -152,7 +152,7 @@ def choose_head(
     of_word = queries is not None or keys is not None
     if of_word and best is None:
         raise value_error(
-            "this query attends to this key in no head: the key is masked, or its "
+            "no head attends from this query to this key: the key is masked, or its "
             "weight is 0 or was not kept"
         )
     if layer is not None and head is not None:
@@ -166,10 +166,10 @@ def choose_head(
     if best is None:
         first = min(seen.layers) if layer is None else layer
         reason = (
-            f"it is the first of {scope_of(seen, layer, head)}, and no content word looks at "
-            "another one in any of them"
+            f"it is the first of {scope_of(seen, layer, head)}, and no content word attends to "
+            "another in any of them"
         )
-        headline = f"{nothing}: no content word looks at another one."
+        headline = f"{nothing}: no content word attends to another."
         return ChosenHead(first, head or 0, None, reason, False, headline), links
     reason = _why(seen, best, scope_of(seen, layer, head), of_word)
     headline, stands_out = "", best.stands_out and not seen.untrained
@@ -211,12 +211,12 @@ def _at_gap(seen: Heads, removal: Removal, indices: Asked, written: Notation) ->
         beside = {-1: ", the word before it", 0: ", itself", 1: ", the word after it"}
         position = beside.get(key - query, "") if usual[0] >= OF_POSITIONS else ""
         headline = (
-            f"Without {where} the guess changes most: {removal.word}, "
-            f"{written.share(removal.before)} → {written.share(removal.after)}. In that head {gap} "
-            f"looks most at {looked}{position}: {written.share(link.weight)}."
+            f"Removing {where} changes the guess most: {removal.word}, "
+            f"{written.share(removal.before)} → {written.share(removal.after)}. In that head, "
+            f"{gap} attends most to {looked}{position}: {written.share(link.weight)}."
         )
         return ChosenHead(removal.layer, removal.head, link, reason, True, headline)
-    below = "" if seen.untrained else f", less than {written.share(STANDS_OUT)}"
+    below = "" if seen.untrained else f", below the threshold of {written.share(STANDS_OUT)}"
     headline = (
         f"{nothing}: the head whose removal changes the guess most is {where}; {moved}{below}."
     )
@@ -328,7 +328,7 @@ def contrasting_head(
 
 
 def _looks(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
-    """Return a word's weight on each key name; keys with the same name are summed."""
+    """Return a word's weight on each key name, summed over all keys with this name."""
     return _by_name(heads, enumerate(weights_from(heads, layer, head, rows).tolist()))
 
 
@@ -420,7 +420,7 @@ def checked_head(heads: Heads, layer: Index, head: Index) -> tuple[Index, Index]
         raise value_error(
             f"layer {number} is {heads.others[number]}, but a view shows only layers whose "
             f"queries and keys are the trace's tokens (here: {rest}). For layer {number}, read "
-            f'trace["top_weights", {number}], or give the weights from output_attentions=True to '
+            f'trace["top_weights", {number}], or pass the weights from output_attentions=True to '
             "qkv.head_view"
         )
     if not heads.layers:

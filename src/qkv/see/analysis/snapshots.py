@@ -23,7 +23,7 @@ from qkv.trace import Trace
 
 Text = str | Sequence[int] | None
 
-# Config keys that may differ between the models of one run, because they affect no numbers.
+# Config keys that may differ between the models of one run, because they do not affect the results.
 _ASIDE = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "seed"}
 
 
@@ -62,16 +62,16 @@ def read_run(run: Any) -> TrainingRun:
         return _of_mapping(run)
     if not isinstance(run, str | os.PathLike):
         raise type_error(
-            f"`run` is a {type(run).__name__}: give the folder of a run, or a mapping from "
-            "step to model or trace"
+            f"`run` has type {type(run).__name__}; pass the folder of a run, or a mapping from "
+            "steps to models or traces"
         )
     folder = Path(run)
     if not folder.exists():
         raise invalid(
-            FileNotFoundError, f"the folder {folder} does not exist: give the folder of a run"
+            FileNotFoundError, f"the folder {folder} does not exist; pass the folder of a run"
         )
     if not folder.is_dir():
-        raise invalid(NotADirectoryError, f"{folder} is a file: give the folder of a run")
+        raise invalid(NotADirectoryError, f"{folder} is a file; pass the folder of a run")
     snapshots = snapshots_in(folder)
     if not snapshots:
         raise value_error(
@@ -88,14 +88,14 @@ def read_run(run: Any) -> TrainingRun:
 
 def _of_mapping(run: Mapping[Any, Any]) -> TrainingRun:
     if not run:
-        raise value_error("`run` is empty: give at least one step, {100: model}")
+        raise value_error("`run` is empty; pass at least one step, such as {100: model}")
     for step, snapshot in run.items():
         if not is_whole_number(step) or step < 0:
-            raise type_error(f"{step!r:.40} is not a training step: give a non-negative integer")
+            raise type_error(f"{step!r:.40} is not a training step; pass a non-negative integer")
         if not isinstance(snapshot, Model | Trace):
             raise type_error(
-                f"step {step} is a {type(snapshot).__name__}: give a model or a trace; for "
-                "an encoder-decoder, give trace.encoder or trace.decoder"
+                f"step {step} has type {type(snapshot).__name__}; pass a model or a trace "
+                "(for an encoder-decoder, trace.encoder or trace.decoder)"
             )
     steps = sorted(int(step) for step in run)
     return TrainingRun("", steps, [], lambda step: run[step])
@@ -124,7 +124,7 @@ def traces(run: TrainingRun, text: Text, most: int) -> Iterator[tuple[int, Trace
                 if not any(("pattern", layer) in trace for layer in range(trace.num_layers)):
                     raise value_error(
                         f"the trace of step {step} holds no weights: trace "
-                        'hook_pattern, model.trace(text, names=["pattern"])'
+                        'hook_pattern with model.trace(text, names=["pattern"])'
                     )
                 _check_size(len(trace.layers) * trace.num_heads, len(trace.tokens), most)
             else:
@@ -140,7 +140,9 @@ def traces(run: TrainingRun, text: Text, most: int) -> Iterator[tuple[int, Trace
 
 def _trace_text(model: Model, text: Text, most: int, *, again: bool) -> Trace:
     if text is None:
-        raise value_error('the text is missing: give one, replay(run, "the cat sat on the mat")')
+        raise value_error(
+            'the text is missing; pass one, as in replay(run, "the cat sat on the mat")'
+        )
     if isinstance(text, str):
         (text,) = texts_of([text])
         size = len(model.tokenize(text))
@@ -159,7 +161,7 @@ def _check_size(heads: int, size: int, most: int) -> None:
     if heads * size**2 > most:
         raise value_error(
             f"the text has {size:,} tokens, but with {heads} heads a page holds at most "
-            f"{math.isqrt(most // heads):,} tokens: give a shorter text"
+            f"{math.isqrt(most // heads):,} tokens; pass a shorter text"
         )
 
 
@@ -168,7 +170,7 @@ def _check_configs(a: int, config: dict[str, Any], b: int, other: dict[str, Any]
         if config.get(name) != other.get(name):
             raise value_error(
                 f"the models of steps {a} and {b} are from different runs: {name} is "
-                f"{config.get(name)!r:.40} in one and {other.get(name)!r:.40} in the other"
+                f"{config.get(name)!r:.40} at step {a} and {other.get(name)!r:.40} at step {b}"
             )
 
 
@@ -199,7 +201,7 @@ MOST_LOSSES = 400
 # at least BECOMES. In a short text, a head can reach such a score by chance.
 BECOMES = 0.5
 # The random tokens: CONTROLS sequences of CONTROL_TOKENS tokens, each repeated once. If the model
-# reads fewer than 2 * _LEAST_TOKENS tokens, heads get no names.
+# reads fewer than 2 * _LEAST_TOKENS tokens, heads do not get names.
 CONTROLS, CONTROL_TOKENS, _LEAST_TOKENS = 10, 20, 5
 
 
@@ -253,7 +255,8 @@ class Replay:
         controls: the value of each measure on random tokens (see `CONTROLS`) at the first and the
             last snapshot, `(2, layers, heads, scores)`; None if the run holds traces, or the model
             reads too few tokens.
-        control_tokens: the number of random tokens in each of these sequences.
+        control_tokens: the number of random tokens in each of these sequences before the sequence
+            is repeated.
     """
 
     run: str
@@ -287,7 +290,7 @@ class Replay:
 
     @property
     def knots(self) -> list[int]:
-        """The steps on a chart's axis: those of the snapshots, and the first and last logged step.
+        """The steps on a chart's axis: those of the snapshots, and the first and last logged steps.
 
         In charts, these steps are equally spaced, because most runs take snapshots at growing
         intervals.
@@ -436,7 +439,7 @@ def _scores(heads: Heads, copies: Array) -> list[Score]:
 
 
 def choose(replay: Replay, layer: int | None, head: int | None) -> tuple[ChosenHead, int]:
-    """Choose the head and the score that rose most in training; return `(head, index of score)`.
+    """Choose the head and score that rose most during training; return `(head, index of score)`.
 
     Ties go to the lowest layer, then the lowest head, then the first score.
 
@@ -455,22 +458,22 @@ def choose(replay: Replay, layer: int | None, head: int | None) -> tuple[ChosenH
 
 
 def in_words(replay: Replay, head: ChosenHead, score: int) -> str:
-    """Describe in a sentence how a head's score changes in training."""
+    """Describe in a sentence how a head's score changes during training."""
     where, what = head.where, replay.scores[score]
     course, steps = replay.course(head, score), replay.steps
     first, last = float(course[0]), float(course[-1])
     if len(steps) == 1:
-        return f"At step {steps[0]:,}, the only snapshot, the {what.of} of {where} is {last:.2f}."
+        return f"In {where}, the {what.of} is {last:.2f} at step {steps[0]:,}, the only snapshot."
     if f"{first:.2f}" == f"{last:.2f}":
         ends = f"step {steps[0]:,} to step {steps[-1]:,}"
-        return f"In {where} the {what.of} stays at {last:.2f} from {ends}."
+        return f"In {where}, the {what.of} stays at {last:.2f} from {ends}."
     way = "rises" if last > first else "falls"
     went = (
         f"{what.of} {way} from {first:.2f} at step {steps[0]:,} to {last:.2f} at step {steps[-1]:,}"
     )
     if len(steps) > 2:
         most = int(np.argmax(np.diff(course) * (1 if last > first else -1)))
-        went += f", the largest part between steps {steps[most]:,} and {steps[most + 1]:,}"
+        went += f", with the largest change between steps {steps[most]:,} and {steps[most + 1]:,}"
     if replay.controls is not None and last > first:
         before, after = replay.controls[:, replay.layers.index(head.layer), head.head, score]
         if after >= BECOMES > before:
@@ -478,7 +481,7 @@ def in_words(replay: Replay, head: ChosenHead, score: int) -> str:
                 f"L{where[1:]} becomes {what.head}: its {went}. On {replay.control}, this weight "
                 f"rises from {before:.2f} to {after:.2f}."
             )
-    return f"In {where} the {went}."
+    return f"In {where}, the {went}."
 
 
 def thin(losses: Sequence[tuple[int, float]], most: int) -> list[list[float]]:

@@ -22,8 +22,8 @@ class Movement:
     Each attribute is a float64 array `(T,)` with one number for each token.
 
     Attributes:
-        cosine: the cosine between the two vectors: 1 for the same direction, 0 if a vector is all
-            zeros.
+        cosine: the cosine between the two vectors, which is 1 for the same direction, and 0 if a
+            vector is all zeros.
         static_length: the length of the static vector, the token's row in the token table.
         contextual_length: the length of the contextual vector, after the last layer.
     """
@@ -35,7 +35,7 @@ class Movement:
 
 @np.errstate(over="ignore", invalid="ignore")
 def movement(trace: Trace, spans: Sequence[Span] | None = None) -> Movement | None:
-    """Measure how far attention moved each token; return None if the trace lacks a vector.
+    """Measure how far the layers moved each token; return None if the trace lacks a vector.
 
     If `spans` are given, a word's vector is the mean of the vectors of its tokens.
     """
@@ -82,7 +82,7 @@ def state_after(trace: Trace, layer: int) -> Array | None:
 def cosine(a: Array, b: Array) -> Array:
     """Compute the cosine of vectors along the last axis, in float64.
 
-    A zero vector has the cosine 0 with every vector.
+    A zero vector has a cosine of 0 with every vector.
 
     >>> cosine(np.array([[1.0, 0.0], [0.0, 0.0]]), np.array([[1.0, 1.0], [1.0, 1.0]])).round(3)
     array([0.707, 0.   ])
@@ -94,7 +94,7 @@ def cosine(a: Array, b: Array) -> Array:
 
 
 def similarity_by_layer(a: Trace, at_a: Sequence[int], b: Trace, at_b: Sequence[int]) -> Array:
-    """Compute the cosine of one word in two texts at each layer, `(num_layers + 1,)`.
+    """Compute the cosine between a word's vectors in two texts at each layer, `(num_layers + 1,)`.
 
     The first number is the cosine at the embeddings; the others are the cosines after each layer. A
     word's vector is the mean of the vectors of its subwords. The result is empty if a trace lacks
@@ -130,8 +130,8 @@ def need_alike(what: str, a: Trace, first: int, b: Trace, second: int) -> None:
     if first != second:
         named = [f"({trace.model}) " if trace.model else "" for trace in (a, b)]
         raise value_error(
-            f"the first trace {named[0]}has {first} {what} and the second "
-            f"{named[1]}{second}: trace both with models of the same size"
+            f"the first trace {named[0]}has {first} {what}, but the second "
+            f"{named[1]}has {second}: trace both with models of the same size"
         )
 
 
@@ -154,7 +154,7 @@ def words_before_and_after(
     return before, after, [axis.tokens[i] for i in rows]
 
 
-MOST_LABELS = 20  # names beside points
+MOST_LABELS = 20  # the maximum number of names beside points
 
 
 class Plane(NamedTuple):
@@ -178,7 +178,7 @@ def fit_plane(original: Any, contextual: Any, *, unit: bool = False) -> Plane:
 
     Each set is first centred on its own mean, so that the plane shows how vectors differ within the
     sets, not how far apart the sets are. The largest component of each direction is positive, so
-    that the same vectors always give the same picture. The computation uses NumPy's singular value
+    the same vectors always give the same picture. The computation uses NumPy's singular value
     decomposition in float64.
 
     Args:
@@ -197,7 +197,7 @@ def fit_plane(original: Any, contextual: Any, *, unit: bool = False) -> Plane:
     )
     if before.shape != after.shape:
         raise value_error(
-            f"original is {before.shape} and contextual is {after.shape}: "
+            f"original has shape {before.shape} and contextual has shape {after.shape}: "
             "both must hold the same number of vectors of the same size"
         )
     if unit:
@@ -238,18 +238,18 @@ def unit_vectors(vectors: Array) -> Array:
 def _vectors(x: Any, name: str, unit: bool) -> Array:
     array = as_array(x, name=name)
     if array.ndim != 2 or 0 in array.shape:
-        raise value_error(f"{name} is {array.shape}: give one or more vectors as rows, (n, D)")
+        raise value_error(f"{name} has shape {array.shape}; pass one or more vectors, (n, D)")
     array = array.astype(np.float64)
     if not (np.isfinite(array).all() if unit else has_plane(array)):
         raise value_error(f"{name} {NO_PLANE}")
     return array
 
 
-NO_PLANE = "has NaN, infinity or a number beyond 1e150: give smaller finite numbers"
+NO_PLANE = "has NaN, infinity or a number beyond 1e150; pass smaller finite numbers"
 
 
 def has_plane(vectors: Array) -> bool:
-    """Return whether all numbers are finite and small enough for a sum of their squares."""
+    """Return whether all numbers are finite and small enough that their squares can be summed."""
     return float(np.abs(vectors).max(initial=0.0)) <= 1e150  # False if a number is NaN
 
 
@@ -292,7 +292,7 @@ class SharedWord:
         word: the word.
         a: the word's first occurrence in one sentence, as an index into `Shift.tokens`.
         b: the word's first occurrence in the other sentence, as an index into `Shift.tokens`.
-        cosine: `(stages + 1,)`: the cosine of the static vectors, then the cosine at each stage.
+        cosine: `(stages + 1,)`, the cosine of the static vectors, then the cosine at each stage.
     """
 
     word: str
@@ -318,7 +318,7 @@ class Shift:
         before: `(n, 2)`, the positions of the static vectors in the plane.
         explained: `(2,)`, the share of the variance along each axis.
         stages: the stages, from the embeddings to the last layer.
-        labelled: the positions of the labelled tokens, at most 20: the tokens that moved furthest.
+        labelled: the positions of the labelled tokens (the 20 or fewer tokens that moved furthest).
         pairs: the words that two sentences share.
     """
 
@@ -404,8 +404,8 @@ def _states(trace: Trace) -> dict[str, Array]:
     """Return the static vectors, then the vectors after each traced layer, `(1, T, D)`."""
     if static_and_last(trace) is None:
         raise value_error(
-            "the trace lacks hook_embed or the vectors after the last layer: "
-            "give model.trace(text), or show this trace's weights with qkv.show(trace)"
+            "the trace lacks hook_embed or the vectors after the last layer; "
+            "pass model.trace(text), or show this trace's weights with qkv.show(trace)"
         )
     states = {"before": trace["embed"]}
     if ("resid_pre", 0) in trace:

@@ -14,10 +14,10 @@ class Theme(NamedTuple):
     """The colours for numbers, chosen for one background.
 
     Attributes:
-        more: the colours of numbers from 0 to 1 at equal steps; the colour of 0 is the background.
-            Lightness changes in one direction, and faster near 0, so that 0.05 differs visibly from
-            0.
-        less: the colours of numbers from 0 to -1 at equal steps.
+        more: the colours of numbers from 0 to 1 at equal intervals; the colour of 0 is the
+            background. Lightness changes in one direction, and faster near 0, so that 0.05 differs
+            visibly from 0.
+        less: the colours of numbers from 0 to -1 at equal intervals.
         lines: the colours of lines in a chart. No line is orange, because orange marks the reader's
             changes. The second line is not red, because red marks numbers below 0.
         cells: indices into the 256 colours of a terminal, from the smallest weight to the largest.
@@ -69,7 +69,7 @@ class Tone(NamedTuple):
         )
 
     def side(self, name: str) -> str:
-        """Return the colour of a side, "A" or "B"; other names have the colour of words."""
+        """Return the colour of a side, "A" or "B"; for other names, return the colour of words."""
         return THEMES[self.theme].lines[SIDES[name]] if name in SIDES else self.ink
 
 
@@ -84,7 +84,7 @@ _, _, INK, DIM, LINE, FAINT, _, BEFORE, AFTER = TONES["light"]
 
 
 def shade(share: float, theme: str = "light") -> str:
-    """Return the colour of a share as `#rrggbb`; shares outside of -1 to 1 are clipped.
+    """Return the colour of a share as `#rrggbb`; shares outside -1 to 1 are clipped.
 
     >>> shade(0.0), shade(1.0), shade(-1.0), shade(0.0, "dark")
     ('#ffffff', '#023a6c', '#750b1d', '#12161c')

@@ -27,6 +27,7 @@ _NUMBERED = 13  # A map with at most this many rows and columns has a number in 
 _SIZES = {
     panels.Links: (4.2, 6.2),
     panels.Arrows: (6.4, 6.0),
+    panels.Points: (6.4, 5.0),
     panels.Lines: (6.6, 3.4),
 }  # In inches.
 # In points: the width of a passage, the height of a line, and the space after a word.
@@ -50,7 +51,7 @@ def _draw_figure(title: str, lines: Sequence[str], rows: panels.Rows, tone: Tone
     notes, grid = panels.split_prose(rows)
     sizes = [[_size(panel) for panel in row] for row in grid]
     width = max([6.0, *(sum(w for w, _ in row) for row in sizes)])
-    letters = int(width * 12)  # in a line
+    letters = int(width * 12)  # the letters in a line
     prose = "\n".join(textwrap.fill(drawable([line])[0], letters) for line in (*lines, *notes))
     below = [0.1 + 0.17 * len(prose.splitlines())] if prose else []
     heights = [*(max(h for _, h in row) for row in sizes), *below]
@@ -76,9 +77,9 @@ def _draw_figure(title: str, lines: Sequence[str], rows: panels.Rows, tone: Tone
         for axes, panel in zip(all_axes, row, strict=False):
             _DRAW[type(panel)](axes, panel, tone)
             pad = 8.0
-            if isinstance(panel, panels.Arrows):
+            if isinstance(panel, panels.Arrows | panels.Points):
                 arrows.append((axes, panel))
-                pad = 28.0  # above the legend
+                pad = 28.0  # the space above the legend
             color = tone.side(panel.name)
             _plain(axes.set_title(drawable([panel.title])[0], color=color, pad=pad), 11)
     if arrows and (layout := figure.get_layout_engine()):
@@ -114,7 +115,7 @@ def _size(panel: panels.Panel) -> tuple[float, float]:
 
 
 def _cell(panel: panels.HeatMap) -> tuple[float, float]:
-    """Return the least width and height, in inches, of a cell whose texts do not overlap."""
+    """Return the smallest width and height, in inches, of a cell whose texts do not overlap."""
     if max(panel.values.shape) > _NUMBERED:
         return 0.19, 0.19  # the names of the columns are turned by 45 degrees
     texts = [word for row in panel.words or () for word in row]
@@ -220,7 +221,7 @@ def _bars(axes: Axes, panel: panels.Bars, tone: Tone) -> None:
 
 
 def _graph(axes: Axes, panel: panels.GraphPanel, tone: Tone) -> None:
-    """Draw nodes in rows, and edges; a larger number gives a wider edge, nearer to the front."""
+    """Draw nodes in rows, and edges; draw larger numbers as wider edges, nearer to the front."""
     from matplotlib.patches import FancyBboxPatch, PathPatch
     from matplotlib.path import Path
 
@@ -249,7 +250,7 @@ def _graph(axes: Axes, panel: panels.GraphPanel, tone: Tone) -> None:
     for row, name in panel.rows.items():
         axes.text(-1, row, name, ha="right", va="center", fontsize=8, color=tone.dim)
     columns, high = panel.size
-    axes.set(xlim=(-1, columns + 0.6), ylim=(-0.6, high + 0.6), xticks=[], yticks=[])
+    axes.set(xlim=(-1, columns + panel.margin), ylim=(-0.6, high + 0.6), xticks=[], yticks=[])
     axes.set_xlabel(textwrap.fill(panel.caption, 80), fontsize=8)
     axes.spines[:].set_visible(False)
 
@@ -264,6 +265,10 @@ def _chart(axes: Axes, panel: panels.Lines, tone: Tone) -> None:
             linewidth=2, linestyle=style, markersize=3,
             marker="o" if len(xs) <= len(panel.names) else None,
         )  # fmt: skip
+        if line.band:
+            color = tone.of(line.color) or tone.before
+            x, low, high = np.array(line.band).T
+            axes.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
         numbered = line.points if panel.numbered else ()
         for x, value in filter(lambda point: np.isfinite(point[1]), numbered):
             axes.annotate(
@@ -309,8 +314,21 @@ def _arrows(axes: Axes, panel: panels.Arrows, tone: Tone) -> None:
     _open(axes, tone)
 
 
-def _label(figure: Figure, axes: Axes, panel: panels.Arrows, tone: Tone) -> None:
-    """Write the names of an arrow plot's points, once the layout is fixed."""
+def _points(axes: Axes, panel: panels.Points, tone: Tone) -> None:
+    """Draw points; `_label` adds their names."""
+    axes.scatter(panel.points[:, 0], panel.points[:, 1], s=20, color=tone.before, zorder=3)
+    axes.axhline(0, color=tone.line, linewidth=0.8, zorder=1)
+    axes.axvline(0, color=tone.line, linewidth=0.8, zorder=1)
+    axes.set_xlabel(panel.axis_names[0], fontsize=9)
+    axes.set_ylabel(panel.axis_names[1], fontsize=9)
+    axes.margins(0.1)
+    if panel.equal:
+        axes.set_aspect("equal", adjustable="datalim")
+    _open(axes, tone)
+
+
+def _label(figure: Figure, axes: Axes, panel: panels.Arrows | panels.Points, tone: Tone) -> None:
+    """Write the names of points, once the layout is fixed."""
     from matplotlib.patheffects import withStroke
 
     # from here on, nothing may change the layout, since a new layout would move the points
@@ -467,7 +485,7 @@ def _glyphs(path: str) -> frozenset[int]:
 
 
 def write_png(figure: Figure, path: StrPath) -> None:
-    """Write a figure to a PNG file; a failed write changes no file."""
+    """Write a figure to a PNG file; a failed write does not change the file."""
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=_DPI)
 
@@ -510,4 +528,5 @@ _DRAW: dict[type[panels.Panel], Callable[[Axes, Any, Tone], None]] = {
     panels.Lines: _chart,
     panels.Links: _links,
     panels.Passages: _passages,
+    panels.Points: _points,
 }

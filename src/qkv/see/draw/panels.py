@@ -27,8 +27,9 @@ class Panel:
     Attributes:
         title: the title.
         explained: a phrase that explains the panel.
-        name: a name that distinguishes the panel from the panel beside it; A and B have colours.
-        shown_in: where the panel is drawn: in a "terminal", in a "picture", or in both.
+        name: a name that distinguishes the panel from the panel beside it; "A" and "B" are
+            coloured.
+        shown_in: the media in which the panel is drawn: "terminal", "picture" or both.
     """
 
     title: str = ""
@@ -49,7 +50,7 @@ class HeatMap(Panel):
             numbers: it begins at `ground` if no number is smaller than `ground`. Otherwise it
             extends equally far below and above `ground`.
         ground: the number that is drawn in the background's colour. Used only if `top` is None.
-        scale: both ends of the scale, if several maps use the same one. Used only if `top` is None.
+        scale: both ends of the scale, if several maps share a scale. Used only if `top` is None.
         hidden: `(n, m)` bool, the masked cells.
         score: `(n, m)`: if not all rows and columns fit, those with the largest scores are shown.
             The default is `values`.
@@ -57,7 +58,7 @@ class HeatMap(Panel):
         outlined: the indices of the framed rows.
         missing: the meaning of a hatched cell.
         whole: the total numbers of rows and columns, if the map has only some of them.
-        most_rows: the largest number of rows in a terminal.
+        most_rows: the maximum number of rows in a terminal.
         compact: whether the map is one of several small maps without labels.
         words: for each cell, a word above its number.
     """
@@ -155,7 +156,7 @@ class HeatMap(Panel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Links(Panel):
-    """Lines from queries to the keys that they attend to, wider for larger weights.
+    """Lines from queries to the keys that they attend to; larger weights have wider lines.
 
     Attributes:
         map: the weights. The lines from the query of the outlined row are highlighted.
@@ -207,12 +208,20 @@ class ChartLine:
         name: the line's name in the legend; empty to leave the line out of the legend.
         color: the line's colour; by default the first line colour of the theme.
         dash: the lengths of strokes and gaps in pixels; empty for a solid line.
+        spread: half the height of the shaded band around each point; empty for no band.
     """
 
     points: Sequence[tuple[float, float]]
     name: str = ""
     color: str = ""
     dash: tuple[float, ...] = ()
+    spread: Sequence[float] = ()
+
+    @property
+    def band(self) -> list[tuple[float, float, float]]:
+        """List `(position, lower end, upper end)` for each finite point of the band."""
+        ends = [(x, y - by, y + by) for (x, y), by in zip(self.points, self.spread, strict=False)]
+        return [one for one in ends if all(map(math.isfinite, one))]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -235,7 +244,7 @@ class Lines(Panel):
 
     @property
     def axis(self) -> tuple[float, float]:
-        """Extend `ends` to multiples of a round step, of which the axis has at most five.
+        """Extend `ends` to multiples of a round step; the axis has at most five steps.
 
         >>> Lines(lines=[], names=[], ends=(0.934, 1.0)).axis
         (0.92, 1.0)
@@ -287,7 +296,7 @@ class Arrows(Panel):
     def labels(self) -> list[tuple[Array, str, bool]]:
         """List the labels as `(point, words, flag)`; the flag is true for points in `after`.
 
-        Of `before` and `after`, the set with the larger spread comes first. Points with the same
+        The set with the larger spread, `before` or `after`, comes first. Points with the same
         position and name share one label.
         """
         ends = [(self.before, self.alone or self.names, False), (self.after, self.names, True)]
@@ -298,6 +307,38 @@ class Arrows(Panel):
             spots = {(names[i], *near[i]): i for i in reversed(self.named)}
             wanted += [(points[i], names[i], after) for i in sorted(spots.values())]
         return wanted
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Points(Panel):
+    """Named points in a plane.
+
+    Attributes:
+        points: `(n, 2)`.
+        names: the name of each point.
+        named: the indices of the points with labels.
+        axis_names: the names of the horizontal and the vertical axis.
+        equal: whether both axes have the same scale.
+    """
+
+    points: Array
+    names: Sequence[str]
+    named: Sequence[int]
+    axis_names: tuple[str, str]
+    equal: bool = False
+    shown_in: frozenset[str] = PICTURE
+
+    @property
+    def labels(self) -> list[tuple[Array, str, bool]]:
+        """List the labels as `(point, name, False)`, as `Arrows.labels` does."""
+        return [(self.points[i], self.names[i], False) for i in self.named]
+
+    @property
+    def before(self) -> Array:
+        """Return the points, which labels should not cover."""
+        return self.points
+
+    after = before
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -331,8 +372,8 @@ class Column:
     Attributes:
         header: the words above the column.
         cells: the text of each row.
-        bars: shares from 0 to 1, drawn as bars instead of texts.
-        style: a style of the library Rich for all cells, or a list with a style for each cell.
+        bars: shares from 0 to 1, drawn as bars instead of text.
+        style: a Rich style for all cells, or a list with a style for each cell.
         left: whether texts are aligned to the left.
         spare: whether a narrow terminal may omit the column. Spare columns are omitted from left to
             right until the table fits or only two spare columns are left.
@@ -374,7 +415,7 @@ class Numbers(Panel):
         columns: a label for each column; by default the column's index.
         cell: the row and column of the marked cell, which is always shown.
         hidden: `(n, m)` bool, the masked cells.
-        most_rows: the largest number of rows.
+        most_rows: the maximum number of rows.
     """
 
     values: Array
@@ -508,10 +549,10 @@ class GraphPanel(Panel):
     """A graph: nodes in rows from the bottom up, and edges that are wider for larger numbers.
 
     Attributes:
-        nodes: the column (from the left) and the row (from below) of each node.
+        nodes: the column (from the left) and the row (from the bottom) of each node.
         edges: the drawn edges, the largest number first.
         labels: the words that the picture shows for each node.
-        rows: the names of rows, keyed by the row's number, counted from below.
+        rows: the names of rows, keyed by the row's number, counted from the bottom.
         of: the meaning of the numbers.
         whole: the count of all edges, including edges that are not drawn.
     """
@@ -531,6 +572,11 @@ class GraphPanel(Panel):
         return max(columns), max(rows)
 
     @property
+    def margin(self) -> float:
+        """The number of columns right of the last node's centre, which half of its label needs."""
+        return max(0.6, 0.08 * max(map(len, self.labels.values())))
+
+    @property
     def shares(self) -> list[float]:
         """Divide each edge's number by the largest absolute number; return shares from -1 to 1."""
         most = max((abs(edge.value) for edge in self.edges), default=0.0) or 1.0
@@ -538,7 +584,7 @@ class GraphPanel(Panel):
 
     @property
     def curves(self) -> list[Array]:
-        """Return each edge's path, which passes no node: joined Bézier curves, (3 n + 1, 2)."""
+        """Return each edge's path, joined Bézier curves (3 n + 1, 2) that avoid all nodes."""
         cells, curves = self.nodes.values(), []
         columns = np.arange(-0.6, self.size[0] + 0.65, 0.05)
         for edge in self.edges:
@@ -630,7 +676,8 @@ def place_labels(
     A label close to its own point covers no arrow. If there is no such position, the label is
     placed farther from its point, where it may cover arrows. If a label is far from its point, a
     line joins the label to the point, and meets the box at `line end`. Without a line, `line end`
-    is None, and no other end of an arrow is closer to the label.
+    is None, and no other start or end of an arrow is closer to the label than the label's own
+    point.
 
     Args:
         labels: the point, the width and the height of each label.

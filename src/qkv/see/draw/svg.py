@@ -33,9 +33,10 @@ class Drawing(NamedTuple):
 
 
 def text(x: float, y: float, content: str, fill: str, size: float = SIZE, **style: str) -> str:
-    """Write words at a point. `style` is added to the element, such as `text_anchor="end"`.
+    """Write words at a point.
 
-    Markup in the words is escaped.
+    `style` holds further attributes of the element, such as `text_anchor="end"`. Markup in the
+    words is escaped.
     """
     more = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in style.items())
     return (
@@ -45,7 +46,7 @@ def text(x: float, y: float, content: str, fill: str, size: float = SIZE, **styl
 
 
 def outline(x: float, y: float, width: float, height: float, color: str, line: float) -> str:
-    """Draw the edges of a rectangle."""
+    """Draw the outline of a rectangle."""
     return (
         f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="none" '
         f'stroke="{color}" stroke-width="{line:g}"/>'
@@ -123,7 +124,7 @@ def label_width(content: str) -> float:
 
 
 def widest(labels: Iterable[str]) -> float:
-    """Estimate the width of the widest of several labels; return 0 without labels."""
+    """Estimate the width of the widest of several labels; return 0 if there are no labels."""
     return max(map(label_width, labels), default=0)
 
 
@@ -139,7 +140,7 @@ def word_width(word: str) -> float:
 
 
 def wrap(line: str, width: float, size: float) -> list[str]:
-    """Break a line into lines that fit a width, between words if possible."""
+    """Break a line, between words if possible, into lines that fit a width."""
     return textwrap.wrap(readable(line), max(20, int(width / (0.56 * size))))
 
 
@@ -341,6 +342,12 @@ def _chart(panel: panels.Lines, tone: Tone) -> Drawing:
         elements.append(text(x, height + 24, name, tone.dim, size=10, text_anchor="middle"))
     named = [line for line in panel.lines if line.name]
     for line in panel.lines:
+        if line.band:
+            ends = [(x, high) for x, _, high in line.band]
+            ends += [(x, low) for x, low, _ in reversed(line.band)]
+            corners = " ".join("{:.1f},{:.1f}".format(*at(end)) for end in ends)
+            fill = tone.of(line.color) or tone.before
+            elements.append(f'<polygon points="{corners}" fill="{fill}" opacity="0.18"/>')
         finite = [point for point in line.points if math.isfinite(point[1])]
         points = " ".join("{:.1f},{:.1f}".format(*at(point)) for point in finite)
         elements.append(f'<polyline points="{points}" fill="none" {_stroke(line, tone)}/>')
@@ -386,19 +393,7 @@ def _arrows(panel: panels.Arrows, tone: Tone) -> Drawing:
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size}" fill="{fill}" opacity="{opacity}"/>'
             for (x, y), fill in zip(pair, (tone.before, tone.after), strict=True)
         ]
-    wanted = [(tuple(xy(point).tolist()), name, after) for point, name, after in panel.labels]
-    sizes = [(point, (label_width(name) + 4, SIZE + 3.0)) for point, name, _ in wanted]
-    area = 0.0, 0.0, side, side
-    spots = panels.place_labels(sizes, starts, ends, area)
-    for (point, name, after), spot in zip(wanted, spots, strict=True):
-        if spot is None:
-            continue
-        box, near = spot
-        fill = tone.after if after else tone.before
-        if near is not None:
-            line = f"M{point[0]:.1f} {point[1]:.1f}L{near[0]:.1f} {near[1]:.1f}"
-            marks.append(f'<path d="{line}" stroke="{fill}" stroke-width="0.5"/>')
-        points.append(text(box[0] + 2, box[3] - 4, label(name), fill))
+    lines, names = _labels(panel, xy, (0.0, 0.0, side, side), tone)
     across, up = panel.axis_names
     legend = [
         text(0, side + 14, "before: the word alone", tone.before),
@@ -409,7 +404,66 @@ def _arrows(panel: panels.Arrows, tone: Tone) -> Drawing:
     if len(panel.named) < len(starts):
         note = f"named: {len(panel.named)} of {len(starts)}"
         legend.append(text(0, side + 58, note, tone.dim, size=10))
-    return Drawing([*marks, *points, *legend], side, side + 62)
+    return Drawing([*marks, *lines, *points, *names, *legend], side, side + 62)
+
+
+def _labels(
+    panel: panels.Arrows | panels.Points, xy: Callable[[Array], Array], area: panels.Box, tone: Tone
+) -> tuple[list[str], list[str]]:
+    """Return the lines from points to labels, and the labels."""
+    wanted = [(tuple(xy(point).tolist()), name, after) for point, name, after in panel.labels]
+    sizes = [(point, (label_width(name) + 4, SIZE + 3.0)) for point, name, _ in wanted]
+    spots = panels.place_labels(sizes, xy(panel.before), xy(panel.after), area)
+    lines, names = [], []
+    for (point, name, after), spot in zip(wanted, spots, strict=True):
+        if spot is None:
+            continue
+        box, near = spot
+        fill = tone.after if after else tone.before
+        if near is not None:
+            line = f"M{point[0]:.1f} {point[1]:.1f}L{near[0]:.1f} {near[1]:.1f}"
+            lines.append(f'<path d="{line}" stroke="{fill}" stroke-width="0.5"/>')
+        names.append(text(box[0] + 2, box[3] - 4, label(name), fill))
+    return lines, names
+
+
+def _points(panel: panels.Points, tone: Tone) -> Drawing:
+    """Draw points with labels, lines where a number is 0, and the ends of both axes."""
+    width, height, edge = 460.0, 360.0, 56.0
+    low, high = panel.points.min(axis=0), panel.points.max(axis=0)
+    free = np.array([width - 2 * edge, height - 2 * edge])
+    scale = free / np.maximum(high - low, 1e-12)
+    if panel.equal:
+        scale = np.full(2, scale.min())
+    middle = (low + high) / 2
+
+    def xy(points: Array) -> Array:  # in SVG, y grows downwards
+        return np.asarray((points - middle) * scale * (1, -1) + (width / 2, height / 2))
+
+    (left, bottom), (right, top) = xy(low).tolist(), xy(high).tolist()
+    zero_x, zero_y = xy(np.zeros(2)).tolist()
+    marks = [outline(0, 0, width, height, tone.line, 1)]
+    if 0 <= zero_x <= width:
+        marks.append(f'<path d="M{zero_x:.1f} 0V{height:g}" stroke="{tone.line}"/>')
+    if 0 <= zero_y <= height:
+        marks.append(f'<path d="M0 {zero_y:.1f}H{width:g}" stroke="{tone.line}"/>')
+    dots = [
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{tone.before}"/>'
+        for x, y in xy(panel.points).tolist()
+    ]
+    lines, names = _labels(panel, xy, (0.0, 0.0, width, height), tone)
+    small: dict[str, Any] = {"fill": tone.dim, "size": 10}
+    ends = [
+        text(x, height + 12, f"{value:.3g}", text_anchor="middle", **small)
+        for x, value in ((left, low[0]), (right, high[0]))
+    ]
+    ends += [
+        text(4, y - 3, f"{value:.3g}", **small) for y, value in ((bottom, low[1]), (top, high[1]))
+    ]
+    across, up = panel.axis_names
+    legend = [text(0, height + 30, f"across: {across}", **small)]
+    legend.append(text(0, height + 44, f"up: {up}", **small))
+    return Drawing([*marks, *lines, *dots, *names, *ends, *legend], width, height + 48)
 
 
 def _bars(panel: panels.Bars, tone: Tone) -> Drawing:
@@ -479,8 +533,8 @@ def _graph(panel: panels.GraphPanel, tone: Tone) -> Drawing:
                 f"{_readout(sums, bottom, tone)}</g>"
             )
         nodes.append(box)
-    hint = "Point at, tap or tab to a node or an edge to read its numbers."
-    width = left + across * (columns + 0.6)
+    hint = "Point at a node or an edge, or tap it, to read its numbers."
+    width = left + across * (columns + panel.margin)
     notes = [
         text(0, bottom + 52 + 15 * number, line, tone.dim, size=10)
         for number, line in enumerate(wrap(panel.caption, width, 10))
@@ -600,4 +654,5 @@ _DRAW: dict[type[panels.Panel], Callable[[Any, Tone], Drawing]] = {
     panels.Lines: _chart,
     panels.Links: _links,
     panels.Passages: _passages,
+    panels.Points: _points,
 }

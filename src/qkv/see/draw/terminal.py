@@ -79,11 +79,11 @@ class Screen:
         return bool(self.colors and self.theme)
 
     def side(self, name: str) -> str:
-        """Return the style (for rich) of the name of a side, "A" or "B"."""
+        """Return the style (for Rich) of the name of a side, "A" or "B"."""
         return f"bold {TONES[self.theme].side(name)}" if self.colors and self.theme else "bold"
 
     def shading(self, share: float) -> str:
-        """Return the style (for rich) of a share from -1 to 1; a share of 0 has no style.
+        """Return the style (for Rich) of a share from -1 to 1; a share of 0 has no style.
 
         >>> Screen(colors=1 << 24).shading(1.0), Screen(colors=256, theme="light").shading(1.0)
         ('#000000 on #afe4ff', 'color(231) on color(17)')
@@ -456,7 +456,7 @@ def _passages(screen: Screen, panel: panels.Passages) -> list[Text]:
     """Draw shaded words in lines; the marked word is bold or, without colours, in brackets."""
     from rich.cells import cell_len
 
-    label = screen.fit([passage.label for passage in panel.passages], 1, 10)
+    label = screen.fit([passage.label for passage in panel.passages], 1, 20)
     free = screen.free_columns(100, beside=label + 4)
     drawn = []
     lines = panel.wrap(lambda word: cell_len(screen.safe(word)) + 3, free)
@@ -526,7 +526,7 @@ def _scale(screen: Screen, panel: panels.HeatMap) -> Text:
 
 
 def _first(count: int, free: int, needed: int) -> list[int]:
-    """Choose the first `free` indices; if `needed` is not among them, it replaces the last one."""
+    """Choose the first `free` indices; replace the last by `needed` if it is not among them."""
     indices = list(range(min(count, free)))
     if indices and needed not in indices:
         indices[-1] = needed

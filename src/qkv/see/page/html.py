@@ -20,7 +20,10 @@ POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
     "base-uri 'none'; form-action 'none'"
 )
-WITH_WORKER = f"{POLICY}; worker-src blob:"  # the content security policy of a page with a model
+# The content security policy of a page whose model runs in WebAssembly.
+WITH_WORKER = f"{POLICY}; worker-src blob:".replace("script-src", "script-src 'wasm-unsafe-eval'")
+WITH_FILES = f"{WITH_WORKER}; connect-src 'self'"  # if weights are in files beside the page
+PIECES = '<script type="text/plain" data-piece'  # a piece of a model (see page/engine.py)
 _WITH_TOKENS = ("walk", "shift", "replay")
 # How the page around a picture names its own theme: the documentation's site, JupyterLab, VS Code.
 _LIGHT = "[data-theme=light],[data-jp-theme-light=true],[data-vscode-theme-kind$=light]"
@@ -136,6 +139,15 @@ def document(title: str, body: str, theme: str, policy: str = POLICY, *, wide: b
         scheme={"auto": "light dark"}.get(theme, theme),
         width="none" if wide else "1400px",
     )
+
+
+def encode(page: str) -> bytes:
+    """Encode an HTML document as UTF-8, or as UTF-16 if it contains a model in pieces.
+
+    The characters of pieces take two bytes each in UTF-16, and usually three in UTF-8. A browser
+    recognises UTF-16 by the first two bytes of a file.
+    """
+    return page.encode("utf-16" if PIECES in page else "utf-8")
 
 
 def script_json(data: Any) -> str:

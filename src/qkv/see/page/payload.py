@@ -518,7 +518,7 @@ def pack_bits(flags: Array) -> dict[str, Any]:
 
 
 def pack_flags(flags: Array) -> dict[str, Any] | None:
-    """Pack flags `(layers, heads, L, S)`; if all heads or all layers are equal, keep the first."""
+    """Pack flags `(layers, heads, L, S)`; if all heads or all layers have equal flags, keep one."""
     if not flags.any():
         return None
     for axis in (1, 0):

@@ -1,9 +1,10 @@
-"""The data for the page of `play`, which may be a file or come from a server."""
+"""The data for the page of `play`; the page may be a file or come from a server."""
 
 import json
-import re
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,11 @@ from qkv.trace import Trace
 #   `stories` is a list of STORY from the model's card.
 #   `roles` maps "layer.head" to the head's role and its score for this role.
 #   `cards` lists the cards of the first lesson; see training/play_cards.py.
-#   `game` has the sentences of a game of guessing, and their book; see training/game.py.
-#   `read` is a sentence about the texts that the model has read, from the model's card; or "".
+#   `game` has the sentences of a guessing game, and the book that they come from; see
+#       training/game.py.
+#   `called` is the model's name for readers, `read` is the rest of a sentence about the texts that
+#       the model has read, and `shelf` lists sentences to try, each with its `kind` and its `text`.
+#       They are from speakers.toml; for another model, `read` says what the model's config says.
 #   `untrained` is true if the model is untrained.
 #   `little` holds two lists of tokens, which the rule for choosing a head ignores: function words
 #   in lower case (`words`), and parts of words around an apostrophe (`pieces`), such as the "t" of
@@ -41,10 +45,10 @@ from qkv.trace import Trace
 #   `parts` lists the parts of the page in order. A part is the index of a finding, or a placeholder
 #   for HTML of the article.
 #
-# A page with two models has two more entries.
+# A page with several models has two more entries.
 #
-#   `side` is "encoder".
-#   `other` is the payload for the decoder, with the same entries.
+#   `side` is the name of the first model on the page (see `sides_of` of page/engine.py).
+#   `others` lists the payloads of the other models, with the same entries except `others`.
 #
 # START is the first state of the page. If `layer`, `head` and `said` are missing, the page chooses
 # a head.
@@ -70,7 +74,10 @@ from qkv.trace import Trace
 
 
 # Files in the folder of a model that comes with qkv.
-ROLES, CARDS, GAME, CARD = "roles.json", "cards.json", "game.json", "README.md"
+ROLES, CARDS, GAME = "roles.json", "cards.json", "game.json"
+SPEAKERS: dict[str, Any] = tomllib.loads(
+    files("qkv.see.page").joinpath("speakers.toml").read_text("utf-8")
+)
 
 
 # TEXT is the default text of a page; {} stands for the model's mask. HIDDEN is the word to hide.
@@ -88,10 +95,10 @@ def known_of(model: Model) -> dict[str, Any]:
         "guesses": model.mask is not None,
         "mask": model.mask,
         "stories": [_story(model, story) for story in stories],
-        "roles": _read_json(folder, ROLES),
+        "roles": _roles(model, folder),
         "cards": _read_json(folder, CARDS).get("cards", []),
         "game": _read_json(folder, GAME),
-        "read": _read_by(folder),
+        **_speaker(model, folder),
         "untrained": model.network.untrained,
         "little": {"words": sorted(FUNCTION_WORDS), "pieces": sorted(LEFT_OVER)},
     }
@@ -115,14 +122,30 @@ def _read_json(folder: Path | None, name: str) -> dict[str, Any]:
     return dict(json.loads(file.read_bytes())) if file and file.is_file() else {}
 
 
-def _read_by(folder: Path | None) -> str:
-    """Return a sentence about the texts that a model has read, from its card; else ""."""
-    card = "" if folder is None else (folder / CARD).read_text("utf-8")
-    books = re.search(r"^(\d+) books of .*?, and WordNet", card, re.MULTILINE | re.DOTALL)
-    date = re.search(r"novels\s+from\s+before\s+(\d{4})", card)
-    if books is None or date is None:
-        return ""
-    return f"This model has read {books[1]} books from before {date[1]} and a dictionary."
+def _is_described(model: Model, folder: Path | None) -> bool:
+    """Return whether speakers.toml and roles.json describe this model."""
+    return bool(folder) or SPEAKERS.get(model.name, {}).get("sha256") == model.sha256
+
+
+def _roles(model: Model, folder: Path | None) -> dict[str, Any]:
+    """Return the measured roles of a model's heads; training/role_file.py writes both files."""
+    measured = json.loads(files("qkv.see.page").joinpath(ROLES).read_text("utf-8"))
+    own = measured.get(model.name, {}) if _is_described(model, folder) else {}
+    return _read_json(folder, ROLES) or dict(own)
+
+
+def _speaker(model: Model, folder: Path | None) -> dict[str, Any]:
+    """Return the entries of PLAY that describe the model to readers."""
+    if _is_described(model, folder):
+        facts = SPEAKERS[model.name]
+        shelf = [{name: one[name] for name in ("kind", "text")} for one in facts["shelf"]]
+        return {"called": facts["called"], "read": f"has read {facts['read']}", "shelf": shelf}
+    count = sum(array.size for array in model.parameters.values())
+    layers = f"{model.num_layers} layer{'s' * (model.num_layers != 1)} of {model.num_heads} heads"
+    kind = model.config.get("model_type")
+    what = "untrained" if model.network.untrained else "qkv does not know what it has read"
+    read = f"is of type {kind}, with {layers} and {count:,} parameters; {what}"
+    return {"called": model.name, "read": read, "shelf": []}
 
 
 def _story(model: Model, story: dict[str, Any]) -> dict[str, Any]:
@@ -154,8 +177,8 @@ def served_page(model: Model, scales: Sequence[tuple[str, float]], *, plain: boo
     Args:
         model: the model that the server runs.
         scales: the results of `scale_in` for the layers. Each result is a name and a number. The
-            edit "scale" multiplies the activation with this name. The number is the model's usual
-            scale of the scores.
+            edit "scale" multiplies the activation that has this name. The number is the model's
+            usual scale of the scores.
         plain: whether the scores of every layer are products of queries and keys, without other
             terms.
     """
@@ -246,7 +269,7 @@ class Stories:
 
     Attributes:
         told: the stories.
-        searched: the number of searched sentences.
+        searched: the number of sentences searched.
         found: the number of sentences in which one intervention changes the guess.
     """
 

@@ -51,8 +51,8 @@ def block_steps(walk: Walk, block: Block) -> str:
 def _compared_norm(walk: Walk, x: str, name: str, norm: Norm | None, hook: str) -> str:
     """Add the step of a norm; return the name of the step's result.
 
-    The function also compares the step's result with the model's own result. If `norm` is None, add
-    no step and return `x`.
+    The function also compares the step's result with the model's own result. If `norm` is None,
+    return `x` without adding a step.
     """
     if norm is None:
         return x
@@ -162,7 +162,7 @@ def word_steps(walk: Walk, model: Model, last: str) -> None:
 
 
 def word_head(model: Model) -> BuiltHead | None:
-    """Build the language-model head; None if the model predicts no words."""
+    """Build the language-model head; None if the model does not predict words."""
     design = model.design
     if not isinstance(design, Design) or design.head is None:
         return None

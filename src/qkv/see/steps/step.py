@@ -35,8 +35,8 @@ def spell(
         arrays: the array and its inputs, keyed by name.
         rows: names for the rows.
         columns: names for the columns; by default the column's index.
-        most: how many terms of a sum are written out. If a sum has more terms, only the largest
-            terms are written out.
+        most: the maximum number of terms of a sum to write out. If a sum has more terms, only the
+            largest terms are written out.
 
     >>> arrays = {"A": np.array([[1.0, 2.0]]), "B": np.array([[3.0], [4.0]])}
     >>> arrays["C"] = arrays["A"] @ arrays["B"]
@@ -116,7 +116,7 @@ def _product(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
     n = len(left)
     products = left.astype(np.float64) * other.astype(np.float64)
     indices = list(op.get("terms") or range(n))
-    if n > most + 1:  # the largest first
+    if n > most + 1:  # largest first
         best = op.get("terms") or np.argsort(-np.abs(products), kind="stable").tolist()
         indices = best[:most]
     terms = [f"{_number(left[k])}*{_number(other[k])}" for k in indices]
@@ -224,7 +224,7 @@ class Step:
         name: the name of the result in `code`.
         values: the result, `(n, m)`.
         op: how each number is computed, in the format that `_spell_cell` reads.
-        rows: names for the rows: the tokens of the queries, or the tokens of the keys.
+        rows: names for the rows, which are the tokens of the queries or of the keys.
         side: "queries" if the rows are queries, "keys" if the rows are keys, or "position" if there
             is only one row, which belongs to the walk's query.
         columns: names for the columns, if the columns are tokens.

@@ -85,7 +85,7 @@ class AttentionInputs:
         if others:
             raise value_error(
                 f"layer {layer} uses {', '.join(others)}, which a walk cannot show: "
-                "qkv.show shows its weights"
+                "use qkv.show to see its weights"
             )
         self.sizes = {name: trace[name, layer].shape[3] for name in "qkv"}
         self.count, self.d = trace["q", layer].shape[2:]
@@ -199,8 +199,8 @@ def walk_layer(
     Args:
         layer: an attention layer of any kind, or a block. The walk ends at the layer's output.
         x: `(L, D)`, the word vectors of the queries.
-        context: `(S, D)`, the word vectors of the keys and values; by default `x`. A block takes no
-            context.
+        context: `(S, D)`, the word vectors of the keys and values; by default `x`. A block does not
+            accept a context.
         head: the head.
         tokens: the names of the L rows of `x`; by default their indices.
         keys: the names of the S rows of `context`; by default their indices.
@@ -369,7 +369,7 @@ def _one_text(x: Any, name: str) -> Array:
     if array.ndim == 3 and len(array) == 1:
         array = array[0]
     if array.ndim != 2 or 0 in array.shape:
-        raise value_error(f"{name} has shape {array.shape}: give one text, (L, D)")
+        raise value_error(f"{name} has shape {array.shape}; pass one text, (L, D)")
     return array
 
 
@@ -380,7 +380,7 @@ def _names(words: Sequence[str] | None, x: Array, what: str) -> list[str]:
     names = [str(name) for name in words]
     if len(names) != len(x):
         raise value_error(
-            f"there are {len(x)} vectors and {len(names)} {what}: give one per vector"
+            f"there are {len(x)} vectors and {len(names)} {what}; pass one for each vector"
         )
     return names
 

@@ -52,7 +52,7 @@ class Side:
         trace: the trace of the text.
         positions: the positions of the tokens of the word's first occurrence.
         occurrences: the number of the word's occurrences in the text.
-        weights: `(T,)`, the word's weights in the shown head: the mean over the word's tokens.
+        weights: `(T,)`, the word's weights in the shown head, averaged over the word's tokens.
         strongest: the word's largest links, each from the head where its weight is largest.
         heads: all heads, with weights between tokens.
         shown: all heads, with weights between words if subwords are merged, otherwise between
@@ -73,7 +73,7 @@ class Side:
         return self.shown.queries.rows_of(self.positions)
 
     def looks_at(self, head: ChosenHead) -> Array:
-        """Return the mean of the word's rows in this head's weights of `shown`."""
+        """Return this head's weights in `shown`, averaged over the word's rows."""
         return weights_from(self.shown, head.layer, head.head, self.rows)
 
     @property
@@ -116,10 +116,10 @@ class CompareView(HeadShown):
         """Describe the word's attention in both texts, and its first and last `similarity`."""
         most = zip("AB", (side.most(self.head) for side in self.sides), strict=True)
         at = [
-            f"at {name} in {text} ({weight:.2f})" if weight else f"at nothing in {text}"
+            f"to {name} in {text} ({weight:.2f})" if weight else f"to nothing in {text}"
             for text, (name, weight) in most
         ]
-        looks = f"{self.word} looks {' and '.join(at)}: {self.where}."
+        looks = f"{self.word} attends {' and '.join(at)}: {self.where}."
         if self.head.stands_out is False:
             untrained = any(side.heads.untrained for side in self.sides)
             why = ", because the model is untrained" if untrained else ""
@@ -130,7 +130,7 @@ class CompareView(HeadShown):
         if not len(self.similarity):
             return looks
         return (
-            f"{looks} Its cosine between A and B: {self.similarity[0]:.3f} at the embeddings, "
+            f"{looks} Cosine of its two vectors: {self.similarity[0]:.3f} at the embeddings, "
             f"{self.similarity[-1]:.3f} after the last layer."
         )
 
@@ -138,7 +138,7 @@ class CompareView(HeadShown):
     def reasons(self) -> list[str]:
         """Explain why this word, this occurrence in each text, and this head were chosen."""
         taken = [
-            f"In {name} {self.word} occurs {side.occurrences} times: the first occurrence is used."
+            f"In {name}, {self.word} occurs {side.occurrences} times: the first occurrence is used."
             for name, side in zip("AB", self.sides, strict=True)
             if side.occurrences > 1
         ]
@@ -150,7 +150,7 @@ class CompareView(HeadShown):
         looks: list[Panel] = [
             Table(
                 name=name,
-                title=f"What {self.word} looks at in {self.where}",
+                title=f"What {self.word} attends to in {self.where}",
                 **_looks_at(side, self.head),
             )
             for name, side in named
@@ -158,7 +158,7 @@ class CompareView(HeadShown):
         most: list[Panel] = [
             Table(
                 name=name,
-                title=f"The content words to which {self.word} gives the most weight",
+                title=f"The content words that {self.word} attends to most",
                 explained="each in its strongest head",
                 names=[side.shown.keys.names[link.key] for link in side.strongest],
                 columns=[
@@ -277,7 +277,7 @@ class RunsView(HeadShown):
         traces: the traces of both runs.
         names: the names of the runs.
         heads: all heads of both runs.
-        changes: the change of each token, sorted by `distance`, the largest first.
+        changes: the change of each token, sorted by `distance`, largest first.
         by_layer: the mean distance at the embeddings and after each layer, `(num_layers + 1,)`.
     """
 
@@ -355,7 +355,7 @@ class RunsView(HeadShown):
         looks = [part.row(self.head.layer, self.head.head, query) for part in parts]
         keys = strongest(np.maximum(*looks), 8)
         table = Table(
-            title=f"What {name_of(self.tokens[query])} looks at in {self.where}",
+            title=f"What {name_of(self.tokens[query])} attends to in {self.where}",
             names=labels_of([self.tokens[key] for key in keys]),
             columns=[
                 Column(name, [f"{row[key]:.2f}" for key in keys])
@@ -446,7 +446,7 @@ def compare(
 
     Two traces of the same tokens, such as `model.trace(text)` and
     `model.trace(text, ablate=[(0, 4)])`, are compared as two runs unless `word` is given. The view
-    of two runs shows the change of each token's output, the largest change first.
+    of two runs shows the change of each token's output, largest change first.
 
     Args:
         text_a: a text, the token ids of a text, a trace, or weights as `show` accepts them. Ids
@@ -475,7 +475,7 @@ def compare(
     shared = reader_of(model, texts) if texts else model
     listed = (None, None) if tokens is None else tuple(tokens)
     if len(listed) != 2:
-        raise value_error(f"`tokens` has {len(listed)} lists: give two, (tokens_a, tokens_b)")
+        raise value_error(f"`tokens` has {len(listed)} lists; pass two, (tokens_a, tokens_b)")
     (a, used), (b, other) = (
         trace_of(text, names, shared) for text, names in zip((text_a, text_b), listed, strict=True)
     )

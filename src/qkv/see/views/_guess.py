@@ -27,7 +27,7 @@ class GuessView(View):
         model: the name of the model.
         tokens: the tokens of the text, without tokenizer marks.
         positions: the positions of the mask tokens; empty if the next word is guessed.
-        guesses: for each position, the words and their probabilities, the likeliest word first.
+        guesses: for each position, the words and their probabilities, likeliest word first.
         changed: the interventions, with the keys "ablate" and "hide"; empty if there are none.
         after: the guesses under the interventions; None if there are none.
         reason: for a story (see `qkv.see.stories`), a sentence that says why the guess changes; for
@@ -69,7 +69,7 @@ class GuessView(View):
         if short:
             return "; ".join(firsts)
         if not self.positions:
-            return f"What comes next is most likely {firsts[0]}"
+            return f"The most likely next word: {firsts[0]}"
         which = "Most likely" if len(firsts) == 1 else "Most likely words, in the order of the gaps"
         return f"{which}: {'; '.join(firsts)}"
 

@@ -80,9 +80,9 @@ class ImageView(View):
         if patch is not None:
             query = f"The patch in row {patch[0]}, column {patch[1]} (white frame)"
         return (
-            f"{query} puts weight {weights[row, column]:.2f} on the patch in row {row}, column "
-            f"{column} (red frame), in layer {self.layer}, head {self.head}. Half of the "
-            f"weight on the image lies on {self.half} of {weights.size} patches."
+            f"{query} attends most to the patch in row {row}, column {column} (red frame), with a "
+            f"weight of {weights[row, column]:.2f}, in layer {self.layer}, head {self.head}. "
+            f"Half of the weight on the image lies on {self.half} of {weights.size} patches."
         )
 
     @property
@@ -161,7 +161,7 @@ class ImageView(View):
     def caption(self) -> str:
         """Name the token that attends, and the head."""
         query = self._name if self.query == 0 else f"patch {self._name}"
-        return f"what {query} looks at: layer {self.layer}, head {self.head}"
+        return f"what {query} attends to: layer {self.layer}, head {self.head}"
 
     @property
     def note(self) -> str:
@@ -199,14 +199,15 @@ def image_view(
 
     Args:
         trace: the trace of one image, from `model.trace(image)`.
-        image: the image in any size: an array (H, W, 3) or (H, W) of uint8, or a Pillow image.
+        image: the image in any size, as an array (H, W, 3) or (H, W) of uint8, or as a Pillow
+            image.
         layer: the layer to show, counted from 0; -1 is the last layer.
         head: the head to show in the large picture, counted from 0; -1 is the last head.
-        query: the token that attends: 0 or "[CLS]" for the first token, "3,4" for the patch in row
-            3 and column 4.
+        query: the token that attends; 0 or "[CLS]" stands for the first token, "3,4" for the patch
+            in row 3 and column 4.
         theme: "light", "dark", or "auto"; "auto" follows the theme of the site or system.
         stretch: whether the scale of each head ends at the head's largest weight instead of 1. Use
-            this if weights are spread over hundreds of patches.
+            this option if weights are spread over hundreds of patches.
 
     Raises:
         TypeError: the dtype of the image is not uint8.
@@ -227,8 +228,8 @@ def image_view(
     grid = grid_of(trace.tokens)
     if grid is None:
         raise value_error(
-            "the trace is not a trace of an image, because its tokens are not patches: "
-            "give model.trace(image) of a vision model"
+            "the trace is not a trace of an image, because its tokens are not patches; "
+            "pass model.trace(image) of a vision model"
         )
     layers = [n for n in range(trace.num_layers) if ("pattern", n) in trace]
     if not layers:
@@ -236,7 +237,7 @@ def image_view(
     position = _position(trace, query)
     numbers = layers if layer is None else [_check_index(layer, trace.num_layers, "layer")]
     if numbers[0] not in layers:
-        raise value_error(f"layer {numbers[0]} is not in the trace, which has {layers}")
+        raise value_error(f"layer {numbers[0]} is not in the trace, which has the layers {layers}")
     rows = {n: trace["pattern", n][0, :, position] for n in numbers}  # (Hq, N + 1), keyed by layer
     for number, weights in rows.items():
         if not np.isfinite(summable(weights)).all():
@@ -273,7 +274,7 @@ def _position(trace: Trace, query: str | int) -> int:
     if isinstance(query, str):
         if query not in tokens:
             raise value_error(
-                f"query is {query!r:.40}: write {tokens[0]!r}, or a patch as "
+                f"query is {query!r:.40}; pass {tokens[0]!r}, or a patch as "
                 f'"row,column", up to {tokens[-1]!r}'
             )
         return int(tokens.index(query))
@@ -286,11 +287,11 @@ def _image(image: Any) -> Array:
         image = np.asarray(image.convert("RGB"))
     pixels = as_array(image, name="image")
     if pixels.dtype != np.uint8:
-        raise type_error(f"the image is {pixels.dtype}: give uint8, 0 to 255")
+        raise type_error(f"the image is {pixels.dtype}; pass uint8, 0 to 255")
     if pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[-1] == 1):
         pixels = np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=-1)
     if pixels.ndim != 3 or pixels.shape[-1] != 3 or not pixels.size:
-        raise value_error(f"the image has shape {pixels.shape}: give (H, W, 3)")
+        raise value_error(f"the image has shape {pixels.shape}; pass (H, W, 3)")
     return pixels
 
 

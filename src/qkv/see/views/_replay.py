@@ -59,7 +59,7 @@ class ReplayView(HeadShown):
 
     @property
     def sentence(self) -> str:
-        """Describe how the shown head's score changes in training."""
+        """Describe how the shown head's score changes during training."""
         return snapshots.in_words(self.replay, self.head, self.score)
 
     @property
@@ -71,8 +71,8 @@ class ReplayView(HeadShown):
         """Show the head's weights and scores at steps of the training run, and the loss."""
         replay, hidden = self.replay, self.replay.hidden_of(self.head)
         caption = (
-            f"Each square: what each of the {len(self.tokens)} tokens (rows, from the top) looks "
-            f"at (columns); white is a weight of 0, dark blue {self.top:.2f}"
+            f"Each square shows what each of the {len(self.tokens)} tokens (rows, from the top) "
+            f"attends to (columns); white is a weight of 0, dark blue {self.top:.2f}"
             f"{' (stretched)' if self.stretch else ''}."
         )
         strip: list[Panel] = [

@@ -201,7 +201,7 @@ def plot_shift(
     parts = list(original) if several else [original]
     if any(isinstance(part, str | Trace | Seq2SeqTrace) for part in parts):
         if contextual is not None or tokens is not None:
-            raise type_error("a trace already has vectors and tokens: give only the trace")
+            raise type_error("a trace already has vectors and tokens; pass only the trace")
         check_theme(theme)
         texts = [part for part in parts if isinstance(part, str)]
         if texts:
@@ -212,7 +212,7 @@ def plot_shift(
         return ShiftView(traces, shift_of_traces(traces, pieces=pieces), theme=theme)
     if contextual is None or tokens is None:
         raise type_error(
-            "contextual or tokens is missing: give original, contextual and tokens, or "
+            "contextual or tokens is missing; pass original, contextual and tokens, or "
             "one trace; if you have only weights, call qkv.show(weights, tokens=...)"
         )
     words = [str(token) for token in tokens]

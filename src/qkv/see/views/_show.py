@@ -32,7 +32,7 @@ class ShowView(OneText):
 
     Attributes:
         trace: the trace of the text.
-        movement: how far attention moved each word, if the vectors were traced.
+        movement: how far the layers moved each word, if the vectors were traced.
         heads: all heads, with weights between tokens.
     """
 
@@ -60,7 +60,7 @@ class ShowView(OneText):
         return self.trace.pattern(self.head.layer, self.head.head)
 
     def panels(self) -> list[list[Panel]]:
-        """Show the head, links of other heads, and how far attention moved each word."""
+        """Show the head, links of other heads, and how far the layers moved each word."""
         rows = super().panels()
         if self.movement is not None:
             rows.append([movement_table(self.shown, self.movement)])
@@ -110,7 +110,7 @@ def show(
     theme: str = "auto",
     stretch: bool = False,
 ) -> ShowView:
-    """Show one head's weights over a text, and how far attention moved each word.
+    """Show one head's weights over a text, and how far the layers moved each word.
 
     Unless `layer` and `head` are given, all views choose the head by the same rule. In a text with
     a gap (the model's mask token), the view removes each head in turn and measures the guess at the
@@ -126,12 +126,12 @@ def show(
     first mean. If one of these means is 0.4 or more, the head attends to a position rather than to
     words, so its links do not count. Ties go to the lowest layer, then the lowest head.
 
-    The rule for texts without a gap also applies if the view cannot measure the guess at a gap. The
-    view cannot measure the guess if the input consists of weights, if the input is a trace and no
-    `model` is given, or if the text has more than 512 tokens.
+    The rule for texts without a gap also applies if the view cannot measure the guess at a gap: if
+    the input consists of weights, if the input is a trace and no `model` is given, or if the text
+    has more than 512 tokens.
 
-    In three cases, the sentence of the view says that no head stands out: the link exceeds the
-    usual weight by less than 0.1; removing the head moves less than 0.1 of the probability to other
+    In three cases, the view's sentence says that no head stands out: the link exceeds the usual
+    weight by less than 0.1; removing the head moves less than 0.1 of the probability to other
     words; or the model is untrained.
 
     Content words are all words except special tokens, punctuation, words that the model does not
@@ -144,15 +144,14 @@ def show(
             Weights are one array `(layers, heads, L, L)` or the `outputs.attentions` of
             `transformers`; they need `tokens`.
         tokens: the L tokens, if weights are given.
-        model: the model for a text, or a model's name; if omitted, the default model. A trace needs
-            no `model`. If both a trace and `model` are given, the view also shows the length
-            `|v W_O|` for each key, and can measure how the removal of a head changes the guess at a
-            gap.
+        model: the model for a text, or a model's name; if omitted, the default model. A trace does
+            not need `model`. If both a trace and `model` are given, the view also shows the length
+            `|v W_O|` for each key, and can measure how removing a head changes the guess at a gap.
         layer: the layer to show, counted from 0; -1 is the last layer.
         head: the head to show, counted from 0.
-        query: the word that attends, or the position of its token, or a list of positions. If
-            `query` is given, only the links of these words count when heads are compared. With a
-            list, only their links are shown.
+        query: the word that attends, the position of its token, or a list of positions. If `query`
+            is given, only the links of the query words count when heads are compared. If `query` is
+            a list, only the links of these words are shown.
         key: the word that is attended to, or the position of its token. If both `query`
             and `key` are given, the heads are ranked by the link between these two words.
         pieces: whether subwords are shown separately, instead of merged into words. When subwords
@@ -170,7 +169,7 @@ def show(
     (['the', 'cat', 'sat', 'on', 'the', 'mat'], (6, 6))
     >>> import numpy as np
     >>> show(np.full((1, 1, 2, 2), 0.5), tokens=["hello", "world"], layer=0, head=0).sentence
-    'hello looks at world: 0.50 (layer 0, head 0).'
+    'hello attends to world: 0.50 (layer 0, head 0).'
     """
     check_theme(theme)
     trace, used = trace_of(trace_or_text, tokens, model)
@@ -262,7 +261,7 @@ def head_view(
     theme: str = "auto",
     stretch: bool = False,
 ) -> HeadView | None:
-    """Show attention from any model, with the arguments of bertviz's `head_view`.
+    """Show attention from any model, with the same arguments as bertviz's `head_view`.
 
     To switch from bertviz, change `from bertviz import head_view` to `from qkv import head_view`.
     Arrays and tensors may be on any device. Nothing is loaded over a network, and a saved notebook
@@ -270,14 +269,15 @@ def head_view(
 
     Args:
         attention: an array `(1, heads, L, L)` or `(heads, L, L)` for each layer, like
-            `outputs.attentions` of `transformers`, or one array `(layers, heads, L, L)`. This may
-            also be a text for the default model, or a trace, `model.trace(text)`. The trace of an
-            encoder-decoder, `model.trace(text, target=...)`, contains all three kinds of attention.
-        tokens: the L tokens. A text or a trace needs no `tokens`.
+            `outputs.attentions` of `transformers`, or one array `(layers, heads, L, L)`.
+            `attention` may also be a text for the default model, or a trace, `model.trace(text)`.
+            The trace of an encoder-decoder, `model.trace(text, target=...)`, contains all three
+            kinds of attention.
+        tokens: the L tokens. A text or a trace does not need `tokens`.
         sentence_b_start: the position at which the second of two sentences begins.
         prettify_tokens: whether tokenizer marks ("Ġ", "▁", "</w>") are removed.
         layer: the layer to show first.
-        heads: the heads to mark; the first one is shown when the page opens.
+        heads: the heads to mark; the first head is shown when the page opens.
         encoder_attention: the attention in the encoder of an encoder-decoder; it needs
             `encoder_tokens`.
         decoder_attention: the attention in the decoder; it needs `decoder_tokens`.
@@ -286,7 +286,7 @@ def head_view(
         encoder_tokens: the tokens of the encoder.
         decoder_tokens: the tokens of the decoder.
         include_layers: the layers to show; by default all layers.
-        html_action: if "view", a notebook shows the view at once; outside of a notebook, the
+        html_action: if "view", a notebook shows the view at once; outside a notebook, the
             function returns the view. If "return", the function always returns the view, with its
             HTML in `.data`.
         pieces: whether subwords are shown separately, instead of merged into words.
@@ -342,12 +342,12 @@ def _of_arguments(
     """Read the attention from the arguments, as a list of `Heads`."""
     attentions = {name: arrays for name, arrays in attentions.items() if arrays is not None}
     if not attentions:
-        raise type_error("attention is missing: give attention and tokens")
+        raise type_error("attention is missing; pass attention and tokens")
     attention = attentions.get("attention")
     if attention is not None and len(attentions) > 1:
         raise type_error(
             f"`attention` and `{[*attentions][1]}` were both given: for one text, "
-            "give only `attention`; for two texts, omit `attention`"
+            "pass only `attention`; for two texts, omit `attention`"
         )
     if isinstance(attention, Trace) and words["tokens"] is not None:
         attentions = {"attention": _weights_of(attention)}
@@ -364,7 +364,9 @@ def _of_trace(source: str | Trace | Seq2SeqTrace) -> list[Heads]:
         trace, _ = trace_of(source, None, None)
         return [replace(heads_of(trace), scores={}, scale={})]
     if len(source) > 1:
-        raise value_error(f"this trace holds {len(source)} pairs: give one of them, trace[0]")
+        raise value_error(
+            f"this trace holds {len(source)} pairs; pass one of them, for example trace[0]"
+        )
     pair = source[0]
     read, written = (
         replace(heads_of(readable_trace(side)), scores={}, scale={}, name=name)
@@ -394,7 +396,7 @@ def _of_arrays(
         for need in filter(None, (rows, columns)):
             if known[need] is None:
                 full = need if need == "tokens" else f"{need}_tokens"
-                raise type_error(f"{name} needs tokens: give {full} too")
+                raise type_error(f"{name} needs tokens; pass {full} too")
         part = heads_from(
             arrays,
             known[rows] or [],
@@ -461,7 +463,7 @@ def _split(heads: Heads, start: Any) -> Heads:
     at, size = int(start), len(heads.queries.tokens)
     if heads.other_keys is not None or not 0 < at < size:
         raise value_error(
-            f"sentence_b_start is {at}, but there are {size} tokens: give "
+            f"sentence_b_start is {at}, but there are {size} tokens; pass "
             f"1 to {size - 1}, the position where the second sentence begins"
         )
     return replace(heads, split=at)

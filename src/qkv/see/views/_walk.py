@@ -54,7 +54,7 @@ class WalkView(View):
 
     @property
     def top(self) -> float:
-        """Return the upper end of the scale of weights."""
+        """Return the upper end of the weight scale."""
         maps = (step for step in self.walk.steps if step.weights and step.name != "probs")
         return scale_end([step.values for step in maps], self.stretch)
 
@@ -101,7 +101,7 @@ class WalkView(View):
         return [f"This head is shown because {self.head.reason}."]
 
     def panels(self) -> list[list[Panel]]:
-        """Show all steps in a terminal; show only scores, weights and words in a picture."""
+        """In a terminal, show all steps; in a picture, show only scores, weights and words."""
         walk = self.walk
         steps = [[panel] for n, step in enumerate(walk.steps, 1) for panel in self._step(n, step)]
         outputs: list[Panel] = [
@@ -238,20 +238,20 @@ def walk(
     trace. The last steps are the final norm, the LM head, and the likeliest words, with the same
     probabilities as in `model.predict`. All steps are compared with the model's own numbers.
 
-    The walk writes out the sums of one token, and shows the guesses for it. If the text has a mask
-    token ("[MASK]"), the walk chooses the first mask token. Otherwise, the walk chooses the query
-    of the head's strongest link. A decoder guesses the word after the chosen token. Without
-    a language-model head, the walk ends at the word vectors after the last layer.
+    The walk writes out the sums for one token, and shows the guesses for this token. If the text
+    has a mask token ("[MASK]"), the walk chooses the first mask token. Otherwise, the walk chooses
+    the query of the head's strongest link. A decoder guesses the word after the chosen token.
+    Without a language-model head, the walk ends at the word vectors after the last layer.
 
     Args:
         text_or_trace: a text, its token ids, or a model's trace of one text. Alternatively, a layer
             (`MultiHeadAttention`, `SelfAttention` or `Block`) together with `x`. If `model` is
             None, a walk over a trace starts from the trace's Q, K and V. After the heads, the walk
-            shows the steps whose numbers are in the trace; the note of the last step names the
+            shows the steps whose numbers are in the trace; the note on the last step names the
             missing numbers.
-        layer: the layer, counted from 0; -1 is the last. The default is chosen by the rule of
+        layer: the layer, counted from 0; -1 is the last. The default is chosen as in
             `show`.
-        head: the head, counted from 0. The default is chosen by the rule of `show`. For a layer
+        head: the head, counted from 0. The default is chosen as in `show`. For a layer
             without a model, the default is head 0.
         model: a model or the name of a model. If `model` is omitted, the default model reads the
             text.
@@ -283,7 +283,7 @@ def walk(
     check_theme(theme)
     if isinstance(text_or_trace, MultiHeadAttention | Block):
         if x is None:
-            raise type_error("a layer needs word vectors: walk(layer, x=...)")
+            raise type_error("a layer needs word vectors: call walk(layer, x=...)")
         steps = walk_layer(
             text_or_trace, x, context, head=head or 0, tokens=tokens, keys=keys, **options
         )
@@ -292,7 +292,7 @@ def walk(
         hasattr(text_or_trace, "__array__") or isinstance(text_or_trace, list | tuple)
     ):
         raise type_error(
-            "a walk needs queries, keys and values, but weights alone have none: give "
+            "a walk needs queries, keys and values, but weights alone have none; pass "
             "a text, a trace or a layer; qkv.show(weights, tokens=...) shows weights"
         )
     of_layers = {"x": x, "context": context, "tokens": tokens, "keys": keys, **options}

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
 from qkv._argument_errors import public_call, type_error, value_error
 from qkv.arrays import quote
 from qkv.edits import Ablate, Edit, Hide, edits_of
+from qkv.files import StrPath, check_target, replacing
 from qkv.models import Model
 from qkv.models.files.find import DEFAULT
 from qkv.see.analysis import (
@@ -29,8 +31,8 @@ from qkv.see.analysis import (
 from qkv.see.analysis.head_weights import by_word, heads_of
 from qkv.see.analysis.selection import PAGE, choose_head, percent
 from qkv.see.draw.panels import Panel
-from qkv.see.page.engine import engine_part, engine_payload, need_engine
-from qkv.see.page.html import WITH_WORKER, about_model, document, template
+from qkv.see.page.engine import engine_part, engine_payload, need_engine, sides_of
+from qkv.see.page.html import WITH_FILES, WITH_WORKER, about_model, document, encode, template
 from qkv.see.page.payload import check_theme
 from qkv.see.page.play import DECODER, OPENING, TEXT, known_of
 from qkv.see.views.view import Heading, OneText, View, first_query, guess_bars, link_in_words
@@ -48,38 +50,71 @@ class WithModels(View):
     def _models(self) -> list[Model]:
         """Return the models."""
 
-    def _html(self) -> tuple[str, str]:
+    @public_call("to_html")
+    def to_html(self, path: StrPath, *, weights: str = "inside") -> None:
+        """Write the view to one HTML file; a failed write does not change the file.
+
+        Args:
+            path: the file.
+            weights: "inside" or "beside". With "beside", the weights of each model from a GGUF file
+                are written to one file in the same folder (`smollm2-....bin`), which the page
+                fetches over HTTP, while the page's other models already answer.
+
+        Raises:
+            ValueError: `weights` is "beside", and no model comes from a GGUF file whose blocks a
+                page keeps.
+        """
+        if weights not in ("inside", "beside"):
+            raise value_error(f"`weights` is {quote(weights)}: choose 'inside' or 'beside'")
+        if weights == "inside":
+            super().to_html(path)
+            return
+        files = dict[str, bytes]()
+        page = encode(self._document(files))
+        if not files:
+            raise value_error(
+                "the weights of these models stay inside the page, because no model comes from a "
+                "GGUF file whose blocks a page keeps: omit weights='beside'"
+            )
+        check_target(path)
+        for name, data in files.items():  # before the page that needs them
+            with replacing(Path(path).with_name(name)) as file:
+                file.write(data)
+        with replacing(path) as file:
+            file.write(page)
+
+    def _html(self, beside: dict[str, bytes] | None = None) -> tuple[str, str]:
         title, body = super()._html()
         payloads = (engine_payload(model) for model in self._models)
-        return title, f"{body}\n{engine_part(*payloads)}"
+        return title, f"{body}\n{engine_part(*payloads, beside=beside)}"
 
     def _about(self) -> str:
         if len(self._models) == 1:
             return about_model(self._models[0])
         return "".join(about_model(model, model.name) for model in self._models)
 
-    def _document(self) -> str:
-        return document(*self._html(), self.theme, WITH_WORKER, wide=True)
+    def _document(self, beside: dict[str, bytes] | None = None) -> str:
+        policy = WITH_WORKER if beside is None else WITH_FILES
+        return document(*self._html(beside), self.theme, policy, wide=True)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PlayView(WithModels, OneText):
     """A page with a model inside.
 
-    The page's first state consists of a text, a position in the text, and a word to hide. The
-    picture, the text in a terminal and `to_dict` describe the first state.
+    The page's initial state consists of a text, a position in the text, and a word to hide. The
+    picture, the text in a terminal and `to_dict` describe the initial state.
 
     Attributes:
         model: the model.
         text: the text.
         trace: the trace of the text.
         opening: the position, the word to hide, and the likeliest words before and after hiding.
-        edits: the records of the first interventions.
-        opened: the likeliest words under the first interventions; empty if there are none.
-        state: the part after the # of an address; the page opens in this state. May be empty.
+        edits: the records of the initial interventions.
+        opened: the likeliest words under the initial interventions; empty if there are none.
+        state: the part of an address after the #; the page opens in this state. May be empty.
         embed: whether a notebook contains the page itself, instead of an iframe that shows a file.
-        other: the view of a decoder, if the page has a second model. Readers can switch to
-            this view.
+        others: the views of the page's other models. Readers can switch to these views.
     """
 
     model: Model
@@ -90,14 +125,14 @@ class PlayView(WithModels, OneText):
     opened: Sequence[tuple[str, float]] = ()
     state: str = ""
     embed: bool = False
-    other: "PlayView | None" = None
+    others: "Sequence[PlayView]" = ()
 
     @property
     def sentence(self) -> str:
         """Name the likeliest word at the position, before and after a word is hidden."""
         opening = self.opening
         row = self.shown.queries.rows_of([opening.position])[0]
-        guesses = f"At {self.shown.queries.name_of(row)} most likely: {_first(opening.before)}"
+        guesses = f"Most likely at {self.shown.queries.name_of(row)}: {_first(opening.before)}"
         if opening.hidden:
             guesses += f"; {self._change}: {_first(opening.after)}"
         if self.opened:
@@ -120,7 +155,7 @@ class PlayView(WithModels, OneText):
         return [Heading.of(self.trace)]
 
     def _numbers(self) -> dict[str, Any]:
-        """Return the first state; `after` equals `before` if the text has no word to hide."""
+        """Return the initial state; `after` equals `before` if the text has no word to hide."""
         return {
             "model": self.trace.model,
             "text": self.text,
@@ -148,26 +183,30 @@ class PlayView(WithModels, OneText):
         }
         queries = self.shown.queries
         title = quote_words(self.text, queries.tokens, queries.special)
-        both: dict[str, Any] = {}
-        if self.other is not None:
-            other = self.other._payload() | {"side": "decoder", "state": self.state}
-            both = {"side": "encoder", "other": other}
-        known = known_of(self.model) | both
+        known = known_of(self.model)
+        if self.others:
+            own, *sides = sides_of((model.name, model.generates) for model in self._models)
+            views = zip(self.others, sides, strict=True)
+            others = [view._payload() | {"side": side, "state": self.state} for view, side in views]
+            known |= {"side": own, "others": others}
         return self._page("play", title, start=start, state=self.state, **known)
 
     @property
     def _models(self) -> list[Model]:
-        return [self.model] if self.other is None else [self.model, self.other.model]
+        return [self.model, *(view.model for view in self.others)]
 
     def _repr_html_(self) -> str:
-        """Return an iframe with the page, embedded or saved as a file beside the notebook."""
-        page = self._document()
+        """Return an iframe with the page, embedded or from a file beside the notebook."""
         if self.embed:
-            source = f'srcdoc="{escape(page, quote=True)}"'
+            source = f'srcdoc="{escape(self._document(), quote=True)}"'
         else:
-            name = f"qkv-play-{hashlib.sha256(page.encode()).hexdigest()[:8]}.html"
-            self.to_html(name)
-            source = f'src="{name}"'
+            # the address has the state: so all notebooks of a folder share a model's page
+            shared = play(model=list(self._models), theme=self.theme) if self.state else self
+            page = encode(shared._document())
+            name = f"qkv-play-{hashlib.sha256(page).hexdigest()[:8]}.html"
+            if not Path(name).exists():
+                shared.to_html(name)
+            source = f'src="{name}{escape(self.state, quote=True)}"'
         title = escape(self.sentence, quote=True)
         return f'<iframe {source} title="{title}" style="{_FRAME}"></iframe>'
 
@@ -184,7 +223,7 @@ def _of_address(address: str) -> tuple[str | None, str]:
     ('a cat', '#text=a+cat&layer=3')
     """
     if not isinstance(address, str):
-        raise type_error(f"`state` is {quote(address)}: give the address of a page")
+        raise type_error(f"`state` is {quote(address)}; pass the address of a page")
     behind = address.rpartition("#")[2]
     fields = dict(parse_qsl(behind, keep_blank_values=True))
     try:
@@ -204,7 +243,7 @@ def _of_address(address: str) -> tuple[str | None, str]:
 def play(
     text: str | None = None,
     *,
-    model: Model | str | None = None,
+    model: Model | str | list[Model | str] | None = None,
     edit: Edit = None,
     ablate: Ablate = (),
     hide: Hide = (),
@@ -215,32 +254,39 @@ def play(
     """Make a page that contains a model and runs offline on any text that a reader types.
 
     If `model` is None, the page has two models, and the reader can switch between them: the default
-    encoder guesses missing words, and the decoder that comes with qkv continues a text.
+    encoder guesses missing words, and the decoder that comes with qkv continues a text. If the
+    reader switches models, the other model reads the same sentence: a decoder reads the words
+    before the gap, and an encoder guesses the word after the last word.
 
     `to_html(path)` writes one file. With these two models, the file is at most 16 MB. With another
-    model, the file's size is about 4/3 of the model's size in float16. A file above 64 MB causes a
-    warning. A notebook writes the page to a file in the notebook's folder (`qkv-play-....html`) and
-    shows the file in an iframe.
+    model, the file's size is about 4/3 of the model's size in float16. A file larger than 64 MB
+    causes a warning. A GGUF file of at most 150 MB whose blocks are Q4_0, Q4_1 or Q8_0 keeps its
+    blocks; for example, the "smollm2" page takes 90 MB. With such a model, vectors are rounded to
+    int16 before they are multiplied by the blocks, and logits differ from the library's by up to
+    0.02. For a page on a web server, `to_html(path, weights="beside")` writes the weights of such
+    models to files beside the page. A notebook writes the page to a file in the notebook's folder
+    (`qkv-play-....html`) and shows the file in an iframe.
 
-    The page opens with one sentence and the guess in its gap; a click on a word hides the word.
-    Buttons open a story, games, and a lab with all controls. An encoder guesses the word at the
-    first mask token. If the text has no mask token, the encoder guesses the last content word,
-    which stays visible. A decoder guesses the word after the last token. The page also chooses a
-    content word to hide first. It hides each content word in turn, and compares the probabilities
-    of all possible guesses with the probabilities for the whole text. The word with the largest
-    change is chosen. A word has priority if hiding it changes the likeliest guess. The head is
-    chosen by the rule of `show`. When the reader types another text, the same rule chooses a head
-    for this text, unless the reader has chosen a head.
+    The page opens with one sentence and the guess in its gap; clicking a word hides it. Buttons
+    open a story, games, and a lab with all controls. An encoder guesses the word at the first mask
+    token. If the text has no mask token, the encoder guesses the last content word, which stays
+    visible. A decoder guesses the word after the last token. The page also chooses a content word
+    to hide first. It hides each content word in turn, and compares the probabilities of all
+    possible guesses with the probabilities for the whole text. The word with the largest change is
+    chosen. A word takes priority if hiding it changes the likeliest guess. The head is chosen by
+    the same rule as in `show`. When the reader types another text, the same rule chooses a head for
+    this text, unless the reader has chosen a head.
 
     Args:
-        text: the first text; by default a sentence with a missing word or, for a decoder, the
+        text: the initial text; by default a sentence with a missing word or, for a decoder, the
             beginning of a sentence.
         model: an encoder with a language-model head (BERT, DistilBERT, ELECTRA's generator,
             RoBERTa, ModernBERT) or a decoder (GPT-2, GPT-Neo, GPT-NeoX, OPT, Llama, Mistral, Qwen 2
-            and 3, Gemma 1 to 3, and other models made of the same parts), or its name; by default
-            both models that come with qkv.
-        edit: the first interventions, which a reader can undo: records of `qkv.edits`, or a mapping
-            from activations to arrays. A mapping is converted to records.
+            and 3, Gemma 1 to 3, and other models made of the same parts), or its name. If `model`
+            is a list, the page opens with its first model. By default, both models that come with
+            qkv.
+        edit: the initial interventions, which a reader can undo: records of `qkv.edits`, or a
+            mapping from activations to arrays. A mapping is converted to records.
         ablate: heads that are ablated when the page opens, as for `Model.trace`.
         hide: words, positions and links that are hidden when the page opens, as for `Model.trace`.
         state: the address of a page, or only the part after the #, which describes a state. The
@@ -267,14 +313,21 @@ def play(
             )
         text, state = _of_address(state)
     texts = [] if text is None else texts_of([text])
-    used = model_of(model, texts or [OPENING])
+    if isinstance(model, list | tuple) and not model:
+        raise value_error("`model` is an empty list: pass at least one model")
+    named = model if isinstance(model, list | tuple) else [model]
+    used = model_of(named[0], texts or [OPENING])
     need_engine(used)
     text = texts[0] if texts else OPENING if used.generates else TEXT.format(used.mask)
-    other = None
-    if model is None and used.name == DEFAULT:
-        # a decoder cannot fill gaps, so it gets only texts without gaps
-        whole = texts and not mask_gaps(text, used.mask).gaps
-        other = play(text if whole else None, model=DECODER, theme=theme)
+    more = [DECODER] if model is None and used.name == DEFAULT else named[1:]
+    # a decoder cannot fill gaps, so the other models get only texts without gaps
+    whole = texts and not mask_gaps(text, used.mask).gaps
+    others = [play(text if whole else None, model=one, theme=theme) for one in more]
+    names = [used.name, *(view.model.name for view in others)]
+    if len(set(names)) < len(names):
+        raise value_error(
+            f"`model` is {names}, and two models have the same name; pass each model once"
+        )
     trace = readable_trace(used.trace(text))
     changes, tokens = edits_of(edit, ablate, hide), used.tokenize(text)
     edits = used.edit_records(changes, tokens)
@@ -291,7 +344,7 @@ def play(
         used.guesses(tokens, [opening.position], COUNT, changes)[0] if edits else (),
         state or "",
         embed,
-        other,
+        others,
         head=head,
         shown=heads,
         elsewhere=[],

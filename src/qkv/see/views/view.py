@@ -20,7 +20,7 @@ from qkv.see.analysis.word_vectors import Movement, fit_plane, named_points, wor
 from qkv.see.draw import figure, panels, svg, terminal
 from qkv.see.draw.colours import scale_end
 from qkv.see.draw.terminal import Screen, prose, to_line, with_a_width
-from qkv.see.page.html import document, fragment, picture
+from qkv.see.page.html import document, encode, fragment, picture
 from qkv.see.page.payload import payload_of, start_at, text_payload
 from qkv.text.tokenized import unknown_in
 from qkv.trace import Trace
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 Names = Sequence[str]
 Rows = list[list[panels.Panel]]
-EACH_ROW = "each row: what this token looks at; a row sums to 1"
+EACH_ROW = "each row: what this token attends to; a row sums to 1"
 
 
 def one_model(models: Sequence[str]) -> str:
@@ -72,7 +72,7 @@ class Heading(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class View(ABC):
-    """A view of attention, which can be printed, or exported as a page, an image or numbers.
+    """A view of attention that can be printed, or exported as a page, an image or numbers.
 
     A notebook displays a view automatically. Elsewhere, call `print()`, `str(view)`,
     `to_html(path)`, `to_png(path)`, `to_svg(path)`, `figure()` or `svg()`. `to_dict()` returns the
@@ -101,7 +101,7 @@ class View(ABC):
     __repr__ = __str__  # an interactive interpreter calls this method to print a result
 
     def _repr_html_(self) -> str:
-        """Return HTML for a notebook; the HTML needs no network."""
+        """Return HTML for a notebook; the HTML does not need a network."""
         return self._html()[1]
 
     @property
@@ -134,26 +134,26 @@ class View(ABC):
         return [f"The texts ran in different models: {ran}.", *pieces]
 
     def print(self, console: "Console | None" = None) -> None:
-        """Print the view to a terminal, in the terminal's width and colours."""
+        """Print the view to a terminal, at the terminal's width and in its colours."""
         from rich.console import Console
 
         console = with_a_width(console or Console(highlight=False))
         self._write(console, Screen.of(console))
 
     def to_html(self, path: StrPath) -> None:
-        """Write the view to one self-contained HTML file; a failed write changes no file."""
-        page = self._document().encode("utf-8")
+        """Write the view to one HTML file; a failed write does not change the file."""
+        page = encode(self._document())
         with replacing(path) as file:
             file.write(page)
 
     def to_svg(self, path: StrPath) -> None:
-        """Write `svg()` to a file; a failed write changes no file."""
+        """Write `svg()` to a file; a failed write does not change the file."""
         data = self.svg().encode("utf-8")
         with replacing(path) as file:
             file.write(data)
 
     def to_png(self, path: StrPath) -> None:
-        """Write `figure()` to a PNG file; a failed write changes no file."""
+        """Write `figure()` to a PNG file; a failed write does not change the file."""
         figure.write_png(self.figure(), path)
 
     def to_dict(self) -> Json:
@@ -435,11 +435,11 @@ def link_in_words(heads: Heads, head: ChosenHead, written: Notation = TERMINAL) 
         return head.headline
     if head.link is None:
         return (
-            f"In {written.head.format(head.layer, head.head)} no content word looks at another one."
+            f"In {written.head.format(head.layer, head.head)}, no content word attends to another."
         )
     query, key = heads.queries.name_of(head.link.query, "The"), heads.keys.name_of(head.link.key)
     where = written.head.format(head.layer, head.head)
-    return f"{query} looks at {key}: {written.share(head.link.weight)} ({where})."
+    return f"{query} attends to {key}: {written.share(head.link.weight)} ({where})."
 
 
 def guess_bars(guesses: Sequence[tuple[str, float]], title: str, name: str) -> panels.Bars:
@@ -455,7 +455,7 @@ def guess_bars(guesses: Sequence[tuple[str, float]], title: str, name: str) -> p
 
 
 def movement_table(heads: Heads, moved: Movement) -> panels.Table:
-    """Show the cosine of each word's two vectors; a bar shows how far the cosine is from 1."""
+    """Show the cosine between each word's two vectors; a bar shows how far the cosine is from 1."""
     words = [i for i, special in enumerate(heads.queries.special) if not special]
     words = words or list(range(len(heads.queries.tokens)))
     distance = 1 - moved.cosine
@@ -487,8 +487,8 @@ def arrows(before: Any, after: Any, names: Names, alone: Names | None = None) ->
     plane = fit_plane(before, after, unit=True)
     if len(names) != len(plane.original):
         raise value_error(
-            f"there are {len(plane.original)} vectors, but {len(names)} tokens: "
-            "give one token for each vector"
+            f"there are {len(plane.original)} vectors, but {len(names)} tokens; "
+            "pass one token for each vector"
         )
     return panels.Arrows(
         title="Words before and after attention",

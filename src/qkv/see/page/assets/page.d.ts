@@ -1,6 +1,17 @@
 // Types for browser features that this version of TypeScript does not know yet, and for properties that a page adds
 // to its window.
 
+declare module "*.wasm" {
+  const code: string; // in base64
+  export default code;
+}
+
+declare class DecompressionStream {
+  constructor(format: string);
+  readable: ReadableStream<Uint8Array>;
+  writable: WritableStream<Uint8Array>;
+}
+
 interface Array<T> {
   at(position: -1): T; // the last element; its type is T without undefined, so the array must not be empty
   findLast(wanted: (value: T, index: number, array: T[]) => unknown): T | undefined;
@@ -13,6 +24,10 @@ interface Float64Array {
   findLastIndex(wanted: (value: number) => unknown): number;
 }
 
+interface Float32Array {
+  toSorted(): Float32Array;
+}
+
 interface String {
   toWellFormed(): string;
 }
@@ -23,9 +38,11 @@ interface Element {
 
 interface Api {
   where?: string;
+  receivePiece?(): void;
   model: Promise<import("./engine/model.js").Sizes & { name: string; words: string[]; exact?: boolean }>;
   models?: Record<string, Api["model"]>;
-  run(text: string, edits?: import("./engine/edits.js").Edit[], options?: { model?: string; at?: number[]; layers?: number[]; most?: number; signal?: AbortSignal }): Promise<import("./engine/api.js").Run>;
+  downloads?: Record<string, import("./engine/download.js").Download>;
+  run(text: string, edits?: import("./engine/edits.js").Edit[], options?: { model?: string; at?: number[]; layers?: number[]; most?: number; lens?: boolean; signal?: AbortSignal }): Promise<import("./engine/api.js").Run>;
   generate?(
     text: string,
     options?: { model?: string; max?: number; temperature?: number; top_k?: number | null; seed?: number; begun?: number[]; signal?: AbortSignal; onpart?: (part: import("./engine/api.js").Chosen) => void },

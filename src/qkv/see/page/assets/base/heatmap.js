@@ -39,7 +39,7 @@ export function heatmap(ui, options) {
   const box = el("div", { class: "map scroll", tabindex: 0, role: "application", "aria-roledescription": "heat map" }, sizer);
   const readout = el("div", { class: "readout" });
   const bar = el("div");
-  const zoom = el("button", { type: "button", class: "zoom", onclick: enlarge });
+  const zoom = el("button", { type: "button", class: "zoom", hidden: true, onclick: enlarge });
   const node = el("div", { class: "map-block" }, zoom, box, readout, bar);
   /** @type {[number, number] | null} */
   let at = null; // the cell under the pointer
@@ -457,7 +457,7 @@ export function heatmap(ui, options) {
     if (fresh.length) [at, picture, widths] = [null, null, null];
     box.setAttribute(
       "aria-label",
-      `${o.label}: ${count(o.rows.length)} rows, ${count(o.columns.length)} columns, arrow keys move`,
+      `${o.label}: ${count(o.rows.length)} rows, ${count(o.columns.length)} columns; move with the arrow keys`,
     );
     tell(false);
     paintAll();

@@ -2,6 +2,8 @@
 // A worker runs the model. The worker is made from the scripts in `compute` (worker.js and its imports), because a page
 // that was opened from a file cannot load a worker from another file.
 
+import { downloadOf } from "./download.js";
+
 /** @typedef {import("./edits.js").Edit} Edit */
 
 /**
@@ -11,6 +13,7 @@
  * @property {Float32Array[][]} pattern  the weights (T, T) of each head of each layer, with one row for each query
  * @property {Float32Array[]} resid (T, D): hook_full_embed, then the output of each block
  * @property {Float32Array} logits (T, V), or (n, V) at the requested positions
+ * @property {Float32Array[]} [lens]  layers + 1 arrays like `logits`: from the vectors before and after each layer
  * @property {number[]} ids  (T)
  * @property {[number, number][]} offsets  (T, 2): the part of the text for each token: text.slice(start, end)
  * @property {boolean[]} special  whether the tokenizer added the token
@@ -46,7 +49,14 @@ function workerFor(url, text) {
   const model = new Promise((resolve, reject) => waiting.set(0, { resolve, reject }));
   model.catch(() => {}); // callers receive this error as the answer to their questions
 
+  /** @param {Error} error */
+  const fail = (error) => {
+    broken = error;
+    for (const { reject } of waiting.values()) reject(error);
+    waiting.clear();
+  };
   worker.onmessage = ({ data: { ready, id = 0, error, done, value } }) => {
+    if (error && !id) return fail(error);
     const asker = waiting.get(id);
     if (!asker) return; // the question was cancelled
     if (error) asker.reject(error);
@@ -54,17 +64,15 @@ function workerFor(url, text) {
     else asker.onpart(value);
     if (error || ready || done) waiting.delete(id);
   };
-  worker.onerror = (event) => {
-    broken = new Error(`qkv: the model in this page does not run: ${event.message ?? "the browser allows no worker"}`);
-    for (const { reject } of waiting.values()) reject(broken);
-    waiting.clear();
-  };
+  worker.onerror = (event) => fail(new Error(`qkv: the model of this page does not run: ${event.message ?? "the browser does not allow workers"}`));
   worker.postMessage({ read: text });
+  /** @param {string | Uint8Array | null} piece */
+  const send = (piece) => worker.postMessage({ piece }, piece instanceof Uint8Array ? [piece.buffer] : []);
 
   /**
    * Sends a question to the worker. `signal` cancels the question; `onpart` is called with each part of the answer.
    * @param {{ask: string, text?: string, edits?: Edit[], at?: number[], layers?: number[], names?: string[],
-   *     rows?: Record<string, number[]>, most?: number, options?: object}} question
+   *     rows?: Record<string, number[]>, most?: number, lens?: boolean, options?: object}} question
    * @param {{signal?: AbortSignal, onpart?: (part: any) => void}} heard
    * @returns {Promise<any>}
    */
@@ -82,23 +90,29 @@ function workerFor(url, text) {
       }, { once: true });
     });
   }
-  return { model, ask };
+  return { model, ask, send };
 }
 
 /**
  * Opens the interface to the models of the page.
  * @param {() => void} compute
  * @param {Iterable<HTMLElement>} parts  the elements that contain the models; the attribute `data-side` of each is
- *     "encoder" or "decoder"
+ *     "encoder" or "decoder"; the attribute `data-weights` names the file beside the page with a model's weights
  */
 export function openApi(compute, parts) {
   const url = URL.createObjectURL(new Blob([`"use strict";\n(${compute})();`], { type: "text/javascript" }));
   /** @type {Record<string, () => ReturnType<typeof workerFor>>} */
   const sides = {};
+  /** @type {Record<string, import("./download.js").Download>} */
+  const downloads = {};
   for (const part of parts) {
+    const { side = "", weights } = part.dataset;
     /** @type {ReturnType<typeof workerFor>} */
     let worker; // made when the page uses this model for the first time
-    sides[part.dataset.side ?? ""] = () => (worker ??= workerFor(url, part.textContent ?? ""));
+    sides[side] = () => (worker ??= workerFor(url, part.textContent ?? ""));
+    // the pieces of a model come later in the page; one that is missing then is lost
+    if ("pieces" in part.dataset) window.addEventListener("DOMContentLoaded", () => worker.send(null));
+    if (weights) downloads[side] = downloadOf(weights, JSON.parse(part.textContent ?? "").bytes, sides[side]);
   }
   const first = Object.keys(sides)[0];
   /**
@@ -110,28 +124,41 @@ export function openApi(compute, parts) {
    */
   function of(wanted, usual) {
     const side = wanted ?? (usual in sides ? usual : first);
-    if (!Object.hasOwn(sides, side)) throw new RangeError(`qkv: model is ${JSON.stringify(wanted)}: this page has ${Object.keys(sides).join(", ")}`);
+    if (!Object.hasOwn(sides, side)) throw new RangeError(`qkv: model is ${JSON.stringify(wanted)}; choose among ${Object.keys(sides).join(", ")}`);
+    if (downloads[side]?.stage === "idle") downloads[side].start();
     return sides[side]();
   }
 
   globalThis.qkv = {
+    /** Sends the piece of a model in the element before the running script to its worker, and removes both elements. */
+    receivePiece() {
+      const script = /** @type {HTMLElement} */ (document.currentScript);
+      const piece = /** @type {HTMLElement} */ (script.previousElementSibling);
+      of(piece.dataset.piece, first).send(piece.textContent);
+      piece.remove();
+      script.remove();
+    },
+
     /** Resolves to the name, sizes and vocabulary of the model. If the page has two models, the data is the encoder's. */
-    model: of(undefined, first).model,
+    model: sides[first]().model,
     /** The same data for each model of the page: `models.encoder` and `models.decoder` each resolve to the model's data. */
     models: Object.create(null, Object.fromEntries(Object.entries(sides).map(([side, worker]) => [side, { get: () => worker().model }]))),
+
+    /** The downloads of the models whose weights are in a file beside the page. A question to a model starts its download. */
+    downloads,
 
     /**
      * Runs a text with edits (see edits.js). The newest run is computed first.
      * @param {string} text
      * @param {Edit[]} edits
-     * @param {{model?: string, at?: number[], layers?: number[], most?: number, signal?: AbortSignal}} options
-     * `model`: "encoder" (the default) or "decoder"; `at`: the positions of the wanted logits, by default all;
+     * @param {{model?: string, at?: number[], layers?: number[], most?: number, lens?: boolean, signal?: AbortSignal}} options
+     * `model`: "encoder" (the default) or "decoder"; `lens`: whether to return `lens`; `at`: the positions of the wanted logits, by default all;
      * `layers`: the layers of which all results are returned (for a text of over 256 tokens, only these layers have
      * patterns); `most`: the largest number of tokens to read, by default the model's limit
      * @returns {Promise<Run>}
      */
-    run: async (text, edits = [], { model, at, layers, most, signal } = {}) =>
-      of(model, "encoder").ask({ ask: "run", text, edits, at, layers, most }, { signal }),
+    run: async (text, edits = [], { model, at, layers, most, lens, signal } = {}) =>
+      of(model, "encoder").ask({ ask: "run", text, edits, at, layers, most, lens }, { signal }),
 
     /**
      * Continues a text, token by token.

@@ -38,7 +38,7 @@ export function bpeOf({ vocab, merges, unk_token: unknown, fuse_unk: fuse, byte_
       if (id !== undefined) tokens.push([id, first, last]);
       else if (bytes) for (const byte of ENCODER.encode(mark)) tokens.push([inBytes[byte], first, last]);
       else if (lost && fuse) tokens[tokens.length - 1][2] = last;
-      else tokens.push([idOf(unknown), first, last]);
+      else if (unknown !== null) tokens.push([idOf(unknown), first, last]); // without an unknown token, the character is dropped
       lost = id === undefined;
     }
     return merged(tokens, ranks, made);

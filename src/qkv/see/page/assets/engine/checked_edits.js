@@ -27,7 +27,7 @@ const OPS = schema.items.oneOf.map(nameOf);
  * @returns {Edit[]}
  */
 export function checkedEdits(edits, T, model) {
-  if (!Array.isArray(edits)) throw new TypeError(`run: edits is ${typeof edits}: give a list of objects with "op"`);
+  if (!Array.isArray(edits)) throw new TypeError(`run: edits is ${typeof edits}; pass a list of objects with "op"`);
   return edits.map((edit, index) => checked(edit, `run: edits[${index}]`, T, model));
 }
 
@@ -39,7 +39,7 @@ export function checkedEdits(edits, T, model) {
  * @returns {Edit}
  */
 function checked(edit, source, T, model) {
-  if (!OPS.includes(edit?.op)) throw new TypeError(`${source} has op ${shown(edit?.op)}: it must be one of ${OPS.join(", ")}`);
+  if (!OPS.includes(edit?.op)) throw new TypeError(`${source} has op ${shown(edit?.op)}; it must be one of ${OPS.join(", ")}`);
   const where = `${source} (${edit.op})`;
   const { properties, required, dependentRequired = {} } = DEFINED[edit.op];
   const names = Object.keys(properties).filter((name) => name !== "op");
@@ -47,13 +47,13 @@ function checked(edit, source, T, model) {
   const fields = Object.fromEntries(Object.entries(edit).filter(([, value]) => value !== undefined && value !== null));
   const missing = names.find((name) => required.includes(name) && !(name in fields));
   const unknown = Object.keys(fields).find((name) => !(name in properties));
-  if (missing || unknown) throw new RangeError(`${where} has ${missing ? `no ${missing}` : shown(unknown)}: ${taken(names, required)}`);
+  if (missing || unknown) throw new RangeError(`${where} has ${missing ? `no ${missing}` : shown(unknown)}; ${taken(names, required)}`);
   const right = rulesFor(fields, T, model);
   for (const name of names.filter((one) => one in fields)) {
     const way = right(nameOf(properties[name]), fields[name]);
-    if (way) throw new RangeError(`${where} has ${name} ${shown(fields[name])}: give ${way}`);
+    if (way) throw new RangeError(`${where} has ${name} ${shown(fields[name])}; pass ${way}`);
     for (const other of dependentRequired[name] ?? [])
-      if (!(other in fields)) throw new RangeError(`${where} has ${name} ${shown(fields[name])} and no ${other}: give the ${other} too`);
+      if (!(other in fields)) throw new RangeError(`${where} has ${name} ${shown(fields[name])} but no ${other}; pass the ${other} too`);
   }
   return /** @type {Edit} */ (fields);
 }
@@ -101,7 +101,7 @@ function rulesFor(edit, T, { sizes, tokenizer }) {
   const rules = {
     token: below(T, `the text has ${T} tokens`),
     layer: below(layers, `the model has ${layers} layers`),
-    head: (value) => (own ? below(own, `${own === heads ? "a layer" : edit.at} has ${own} heads`)(value) : `no head, because ${edit.at} belongs to no head`),
+    head: (value) => (own ? below(own, `${own === heads ? "a layer" : edit.at} has ${own} heads`)(value) : `no head, because ${edit.at} has no heads`),
     number: (value) => (Number.isFinite(value) ? "" : "a finite number"),
     weights: numbers(T, "one for each token of the text"),
     output: (value) => (value === "zero" || value === "mean" ? "" : numbers(size, 'the size of a head\'s output, or "mean"')(value)),
@@ -110,7 +110,7 @@ function rulesFor(edit, T, { sizes, tokenizer }) {
       return isArray(value, shape) ? "" : `finite numbers (${shape.join(", ")})`;
     },
     vector: numbers(dim, "the size of a vector"),
-    activation: (value) => (SET.includes(value) ? (edit.layer === undefined ? "the layer too" : "") : `one of ${SET.join(", ")}: the page sets no other activation`),
+    activation: (value) => (SET.includes(value) ? (edit.layer === undefined ? "the layer too" : "") : `one of ${SET.join(", ")}; the page cannot set another activation`),
     entry: (value) => {
       const { length } = entriesOf(value, tokenizer);
       return length > 1 ? `${shown(` ${value}`)}, because the vocabulary has both` : length ? "" : "one entry of the vocabulary";

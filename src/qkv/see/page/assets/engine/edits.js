@@ -2,6 +2,7 @@
 // head, sets the temperature, sets a row of weights, or replaces a word. An edit is an object {op: ...}.
 // record_schema.json describes all edits; checked_edits.js checks them.
 
+/** @typedef {import("./layers.js").Numbers} Numbers */
 /** @typedef {import("./model.js").Sizes} Sizes */
 
 /**
@@ -142,7 +143,7 @@ export const OPS = {
   scale: {},
   swap: { prompt: true },
   row: { change: ({ weights }) => weights, prompt: true, whole: () => true },
-  set: { change: ({ value }) => value.flat(Infinity), words: "set to other numbers", prompt: true, whole: ({ token, at }) => token === undefined || at === "pattern" },
+  set: { change: ({ value }) => value.flat(Infinity), words: "set to given numbers", prompt: true, whole: ({ token, at }) => token === undefined || at === "pattern" },
   patch: { change: ({ numbers }) => numbers, words: "as in", prompt: true, whole: () => true },
   add: { change: ({ vector }, part) => part.map((number, i) => number + vector[i % vector.length]), words: "plus a vector" },
 };
@@ -159,7 +160,7 @@ function targetOf({ op, at, head, token, query }) {
  * An activation of a layer as a flat array, after the edits.
  * @param {Edit[]} edits  of this layer
  * @param {string} at
- * @param {Float64Array} x
+ * @param {Numbers} x
  * @param {number} T
  * @param {Sizes} sizes
  */
@@ -176,10 +177,10 @@ export function changed(edits, at, x, T, sizes) {
 }
 
 /**
- * The outputs of all heads of a layer, z (T, H * d), after ablations. An ablation replaces a head's output by zeros, by
- * a mean, or by given numbers.
+ * The outputs of all heads of a layer, z (T, H * d), after ablations. An ablation replaces a head's output with zeros,
+ * a mean, or given numbers.
  * @param {Edit[]} ablations
- * @param {Float64Array} z
+ * @param {Numbers} z
  * @param {Sizes} sizes
  */
 export function without(ablations, z, { heads: H, size: d }) {

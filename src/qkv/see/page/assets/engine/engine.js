@@ -5,10 +5,12 @@
 // arrays under their names in a trace. The results are equal to the model's own except for rounding. While a text is
 // generated (generate.js), only the last L of the T tokens are computed; `first` is the number of earlier tokens.
 
+import { numbersOf } from "./blocks.js";
 import { changed, editsOf, hiddenBy, scaleOf, stageOf, without } from "./edits.js";
-import { ACTIVATIONS, add, capped, linear, normalized, rotated, scoresOf, softmax, weigh } from "./layers.js";
+import { add, capped, rotated } from "./layers.js";
 
 /** @typedef {import("./edits.js").Edit} Edit */
+/** @typedef {import("./layers.js").Numbers} Numbers */
 /** @typedef {import("./memory.js").Memory} Memory */
 /** @typedef {import("./memory.js").Step} Step */
 /** @typedef {import("./model.js").Model} Model */
@@ -17,33 +19,34 @@ import { ACTIVATIONS, add, capped, linear, normalized, rotated, scoresOf, softma
  * Applies a linear layer of the model, given by name.
  * @param {Model} model
  * @param {string} name
- * @param {Float64Array} x
+ * @param {Numbers} x
  * @param {number} L  rows
  */
-function project({ parameters }, name, x, L) {
-  return linear(x, parameters[`${name}.weight`], parameters[`${name}.bias`], x.length / L);
+function project({ parameters, ops }, name, x, L) {
+  return ops.linear(x, parameters[`${name}.weight`], parameters[`${name}.bias`], x.length / L);
 }
 
 /**
  * Applies a norm of the model, given by name; if the model has no such norm, returns the vectors unchanged.
  * @param {Model} model
  * @param {string} name
- * @param {Float64Array} x
+ * @param {Numbers} x
  */
-function norm({ parameters, design, sizes }, name, x) {
+function norm({ parameters, design, sizes, ops }, name, x) {
   const weight = parameters[`${name}.weight`];
-  return weight ? normalized(x, weight, parameters[`${name}.bias`], { ...design, eps: sizes.eps }) : x;
+  return weight ? ops.normalized(x, weight, parameters[`${name}.bias`], { ...design, eps: sizes.eps }) : x;
 }
 
 /**
  * Reads rows of a table (rows, E).
- * @param {Float32Array} table
+ * @param {Model} model
+ * @param {import("./blocks.js").Weight} table
  * @param {number} E
  * @param {number[]} rows  (T)
  */
-function looked(table, E, rows) {
-  const x = new Float64Array(rows.length * E); // (T) -> (T, E)
-  rows.forEach((row, t) => x.set(table.subarray(row * E, (row + 1) * E), t * E));
+function looked({ ops }, table, E, rows) {
+  const x = new ops.Numbers(rows.length * E); // (T) -> (T, E)
+  rows.forEach((row, t) => x.set(numbersOf(table, row * E, (row + 1) * E), t * E));
   return x;
 }
 
@@ -57,12 +60,12 @@ function looked(table, E, rows) {
 export function embed(model, ids, first = 0) {
   const { parameters: p, design: { embed: options }, sizes } = model;
   const E = p["embed.weight"].length / sizes.vocabulary;
-  let x = looked(p["embed.weight"], E, ids).map((value) => value * options.scale);
+  let x = looked(model, p["embed.weight"], E, ids).map((value) => value * options.scale);
   const widened = () => (p["embed_proj.weight"] ? project(model, "embed_proj", x, ids.length) : x); // (L, E) -> (L, D)
   if (options.projects_first) x = widened();
   const wide = x.length / Math.max(1, ids.length);
-  if (p["token_type_embed.weight"]) x = add(x, looked(p["token_type_embed.weight"], wide, ids.map(() => 0)));
-  if (p["pos_embed.weight"]) x = add(x, looked(p["pos_embed.weight"], wide, positionsOf(ids, first, options)));
+  if (p["token_type_embed.weight"]) x = add(x, looked(model, p["token_type_embed.weight"], wide, ids.map(() => 0)));
+  if (p["pos_embed.weight"]) x = add(x, looked(model, p["pos_embed.weight"], wide, positionsOf(ids, first, options)));
   x = norm(model, "embed_norm", x);
   return { full_embed: options.projects_first ? x : widened() };
 }
@@ -84,7 +87,7 @@ function positionsOf(ids, first, { first: row, padding }) {
  * are normed or rotated before their product, `rot_q` and `rot_k` are the results.
  * @param {Model} model
  * @param {number} l
- * @param {Float64Array} x
+ * @param {Numbers} x
  * @param {number} L
  * @param {Edit[]} edits
  * @returns {Step}
@@ -98,14 +101,14 @@ export function projections(model, l, x, L, edits, first = 0) {
   const { rotary } = design.layers[l];
   if (rotary === null && !parameters[`${here}.q_norm.weight`]) return { ...before, q, k, v }; // (L, D) -> (L, H * d), three times
   const [rot_q, rot_k] = [["q", q], ["k", k]].map(([name, array]) => {
-    const ready = norm(model, `${here}.${name}_norm`, /** @type {Float64Array} */ (array));
+    const ready = norm(model, `${here}.${name}_norm`, /** @type {Numbers} */ (array));
     return rotary === null ? ready : rotated(ready, sizes.size, L, first, design.rotaries[rotary]);
   });
   return { ...before, q, k, v, rot_q, rot_k };
 }
 
 /**
- * The keys that each query does not see, (L, T): later keys in a causal model, and keys outside of the window.
+ * The keys that each query does not see, (L, T): later keys in a causal model, and keys outside the window.
  * @param {{causal: boolean, window: [number, number] | null}} attends
  * @param {number} first
  * @param {number} T
@@ -127,32 +130,25 @@ function unseenBy({ causal, window }, first, T) {
  * The heads of layer l: scores, weights, and the weighted sums of values.
  * @param {Model} model
  * @param {number} l
- * @param {{q: Float64Array, k: Float64Array, v: Float64Array}} read queries (L, H * d), normed and rotated; keys and
+ * @param {{q: Numbers, k: Numbers, v: Numbers}} read queries (L, H * d), normed and rotated; keys and
  * values (T, heads * d), which may have fewer heads
  * @param {Edit[]} edits  see edits.js
  * @returns {Step}
  */
-export function attention({ sizes, design }, l, { q, k, v }, edits, first = 0) {
+export function attention({ sizes, design, ops }, l, { q, k, v }, edits, first = 0) {
   const { heads: H, kv_heads: shared, size: d } = sizes;
   const { softcap, scale: usual } = design.layers[l];
   const [L, T] = [q.length / (H * d), k.length / (shared * d)];
   const scale = scaleOf(edits, usual);
   const unseen = unseenBy(design.layers[l], first, T);
-  /** @type {Float64Array[]} */
-  const attn_scores = [];
-  const weights = new Float64Array(H * L * T);
-  const z = { array: new Float64Array(L * H * d), wide: H * d };
-  /** @type {(array: Float64Array, h: number) => import("./layers.js").Columns} */
-  const ofKey = (array, h) => ({ array, wide: shared * d, first: Math.floor((h * shared) / H) * d });
-  for (let h = 0; h < H; h++) {
-    const hidden = hiddenBy(edits, l, h, T, first, unseen);
-    attn_scores[h] = scoresOf({ array: q, wide: H * d, first: h * d }, ofKey(k, h), d, scale, softcap, hidden);
-    weights.set(softmax(attn_scores[h], T), h * L * T);
-  }
-  const edited = changed(edits, "pattern", weights, T, sizes);
-  const pattern = attn_scores.map((_, h) => edited.subarray(h * L * T, (h + 1) * L * T));
-  pattern.forEach((own, h) => weigh(own, ofKey(v, h), d, { ...z, first: h * d }));
-  return { attn_scores, pattern, z: z.array, scale, softcap }; // (L, H * d) -> H times (L, T) -> (L, H * d)
+  const hidden = new Uint8Array(H * L * T);
+  for (let h = 0; h < H; h++) hidden.set(hiddenBy(edits, l, h, T, first, unseen), h * L * T);
+  const scores = ops.scored(q, k, sizes, { scale, softcap }, hidden);
+  const pattern = changed(edits, "pattern", ops.softmax(scores, T), T, sizes);
+  /** @type {(array: Numbers) => Numbers[]} */
+  const byHead = (array) => Array.from({ length: H }, (_, h) => array.subarray(h * L * T, (h + 1) * L * T));
+  const z = ops.weigh(pattern, v, sizes);
+  return { attn_scores: byHead(scores), pattern: byHead(pattern), z, scale, softcap }; // (L, H * d) -> H times (L, T) -> (L, H * d)
 }
 
 /**
@@ -160,19 +156,16 @@ export function attention({ sizes, design }, l, { q, k, v }, edits, first = 0) {
  * the result of `up`.
  * @param {Model} model
  * @param {number} l
- * @param {Float64Array} x
+ * @param {Numbers} x
  * @param {number} L
- * @returns {{pre: Float64Array, post: Float64Array, out: Float64Array}}
+ * @returns {{pre: Numbers, post: Numbers, out: Numbers}}
  */
 function mlp(model, l, x, L) {
   const here = `blocks.${l}.mlp`;
   const gated = `${here}.gate_proj.weight` in model.parameters;
   const pre = project(model, `${here}.${gated ? "gate" : "up"}_proj`, x, L); // (L, D) -> (L, F)
-  let post = pre.map(ACTIVATIONS[model.design.activation]);
-  if (gated) {
-    const up = project(model, `${here}.up_proj`, x, L);
-    post = post.map((value, i) => value * up[i]);
-  }
+  const up = gated ? project(model, `${here}.up_proj`, x, L) : undefined;
+  const post = model.ops.activated(pre, model.design.activation, up);
   return { pre, post, out: project(model, `${here}.down_proj`, post, L) }; // (L, F) -> (L, D)
 }
 
@@ -181,7 +174,7 @@ function mlp(model, l, x, L) {
  * added to the part's input.
  * @param {Model} model
  * @param {number} l
- * @param {Float64Array} x
+ * @param {Numbers} x
  * @param {Step} heads  `z`: the outputs of the heads; `ln1.normalized`: the input of the heads, if a norm computes this
  *     input
  * @param {number} L
@@ -191,9 +184,9 @@ function mlp(model, l, x, L) {
 export function rest(model, l, x, heads, L, edits) {
   const { sizes, design, parameters } = model;
   const after = design.norms === "after";
-  /** @type {(name: string, of: Float64Array) => Float64Array} */
+  /** @type {(name: string, of: Numbers) => Numbers} */
   const normed = (name, of) => norm(model, `blocks.${l}.${name}`, of);
-  /** @type {(at: string, array: Float64Array) => Float64Array} */
+  /** @type {(at: string, array: Numbers) => Numbers} */
   const own = (at, array) => changed(edits, at, array, L, sizes);
   const z = own("z", without(editsOf(edits, "ablate"), heads.z, sizes));
   const attn_out = own("attn_out", normed("out_norm1", project(model, `blocks.${l}.attn.out_proj`, z, L))); // (L, H * d) -> (L, D)
@@ -264,18 +257,18 @@ export function metIn({ q, k, v, rot_q = q, rot_k = k }) {
  * The logits (n, V) at these positions (n), computed from the vectors (T, D): one score for each word of the
  * vocabulary.
  * @param {Model} model
- * @param {Float64Array} x
+ * @param {Numbers} x
  * @param {number[]} positions
  */
 export function logitsAt(model, x, positions) {
-  const { parameters: p, design: { head }, sizes: { dim: D } } = model;
-  let rows = new Float64Array(positions.length * D); // (T, D) -> (n, D)
+  const { parameters: p, design: { head }, sizes: { dim: D }, ops } = model;
+  let rows = new ops.Numbers(positions.length * D); // (T, D) -> (n, D)
   positions.forEach((t, n) => rows.set(x.subarray(t * D, (t + 1) * D), n * D));
   rows = norm(model, "final_norm", rows);
   if (p["final_proj.weight"]) rows = project(model, "final_proj", rows, positions.length); // (n, D) -> (n, E)
   if (p["head.dense_proj.weight"]) rows = project(model, "head.dense_proj", rows, positions.length);
-  if (head.activation) rows = rows.map(ACTIVATIONS[head.activation]);
+  if (head.activation) rows = ops.activated(rows, head.activation);
   rows = norm(model, "head.norm", rows).map((value) => value * head.scale);
-  const out = linear(rows, p["head.out_proj.weight"] ?? p["embed.weight"], p["head.out_proj.bias"], rows.length / positions.length);
+  const out = ops.linear(rows, p["head.out_proj.weight"] ?? p["embed.weight"], p["head.out_proj.bias"], rows.length / positions.length);
   return head.softcap === null ? out : out.map((value) => capped(value, head.softcap)); // (n, D) -> (n, V)
 }

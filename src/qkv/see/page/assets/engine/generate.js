@@ -7,6 +7,7 @@ import { attention, embed, forward, handedOn, logitsAt, metIn, projections, rest
 import { chosenFrom, randomFrom } from "./sampling.js";
 
 /** @typedef {import("./edits.js").Edit} Edit */
+/** @typedef {import("./layers.js").Numbers} Numbers */
 /** @typedef {import("./memory.js").Memory} Memory */
 /** @typedef {import("./model.js").Model} Model */
 
@@ -14,7 +15,7 @@ import { chosenFrom, randomFrom } from "./sampling.js";
 
 /**
  * The results for the last token that was read: the token's vector, and its attention weights (H, T) in each layer.
- * @typedef {{vector: Float64Array, looked: Float64Array[]}} Read
+ * @typedef {{vector: Numbers, looked: Numbers[]}} Read
  *
  * A new token, with its probability without temperature, the likeliest tokens at this position, and the attention weights of the previous
  * token: T weights for each layer and head.
@@ -28,7 +29,7 @@ export class Cache {
     this.key = "";
     /** @type {number[]} */
     this.ids = [];
-    /** @type {{k: Float64Array, v: Float64Array}[]} */
+    /** @type {{k: Numbers, v: Numbers}[]} */
     this.layers = [];
   }
 
@@ -37,7 +38,7 @@ export class Cache {
    * @param {number} count
    */
   cut(count) {
-    const kept = (/** @type {Float64Array} */ array) => array.slice(0, (array.length / this.ids.length) * count);
+    const kept = (/** @type {Numbers} */ array) => array.slice(0, (array.length / this.ids.length) * count);
     this.layers = this.layers.map(({ k, v }) => ({ k: kept(k), v: kept(v) }));
     this.ids = this.ids.slice(0, count);
   }
@@ -93,7 +94,7 @@ function* prompted(model, memory, cache, ids, edits) {
   cache.ids = ids.slice();
   cache.layers = steps.map((step) => metIn(/** @type {any} */ (step)));
   const last = handedOn(/** @type {any} */ (steps.at(-1)));
-  const looked = steps.map(({ pattern }) => joined(pattern.map((/** @type {Float64Array} */ one) => one.subarray((T - 1) * T))));
+  const looked = steps.map(({ pattern }) => joined(model, pattern.map((/** @type {Numbers} */ one) => one.subarray((T - 1) * T))));
   return { vector: last.slice((T - 1) * model.sizes.dim), looked };
 }
 
@@ -108,7 +109,7 @@ function* prompted(model, memory, cache, ids, edits) {
 function* next(model, cache, id, edits) {
   const first = cache.ids.length;
   let x = embed(model, [id], first).full_embed;
-  /** @type {Float64Array[]} */
+  /** @type {Numbers[]} */
   const looked = [];
   for (let l = 0; l < model.sizes.layers; l++) {
     const own = edits.filter(({ layer }) => layer === undefined || layer === l);
@@ -116,20 +117,20 @@ function* next(model, cache, id, edits) {
     const step = projections(model, l, x, 1, own, first);
     const { q, k, v } = metIn(/** @type {any} */ (step));
     const { layers } = cache;
-    const known = { k: joined([layers[l].k, k]), v: joined([layers[l].v, v]) };
+    const known = { k: joined(model, [layers[l].k, k]), v: joined(model, [layers[l].v, v]) };
     const heads = attention(model, l, { q, ...known }, own, first);
     layers[l] = known;
     x = handedOn(rest(model, l, x, { ...step, ...heads }, 1, own));
-    looked.push(joined(heads.pattern));
+    looked.push(joined(model, heads.pattern));
   }
   cache.ids.push(id);
   yield;
   return { vector: x, looked };
 }
 
-/** @param {Float64Array[]} arrays */
-function joined(arrays) {
-  const out = new Float64Array(arrays.reduce((total, one) => total + one.length, 0));
+/** @param {Model} model @param {Numbers[]} arrays */
+function joined({ ops }, arrays) {
+  const out = new ops.Numbers(arrays.reduce((total, one) => total + one.length, 0));
   let at = 0;
   for (const one of arrays) {
     out.set(one, at);
@@ -140,7 +141,7 @@ function joined(arrays) {
 
 /**
  * Splits each layer's attention weights (H * T) into one array (T) for each head.
- * @param {Float64Array[]} looked
+ * @param {Numbers[]} looked
  * @param {number} T
  */
 function headsOf(looked, T) {

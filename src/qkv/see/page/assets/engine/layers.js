@@ -1,25 +1,45 @@
 // The parts of a transformer's layers: linear layers, norms, activations, rotations, scores, weights. Every array
 // is stored flat, in row-major order: row t of an array (T, D) begins at index t * D. All numbers are computed in
-// float64, the type of JavaScript's numbers.
+// float64, the type of JavaScript's numbers. `PLAIN` lists the operations that take most of the time.
 
+import { numbersOf } from "./blocks.js";
+
+/** @typedef {import("./blocks.js").Weight} Weight */
 /** @typedef {import("./model.js").Rotary} Rotary */
+/** @typedef {import("./model.js").Sizes} Sizes */
+/** @typedef {Float64Array | Float32Array} Numbers */
+/** @typedef {{eps: number, rms: boolean, offset: number}} NormOptions  `eps` is added to the variance, `offset` to the weight */
+/** @typedef {{scale: number, softcap: number | null}} ScoreOptions */
+
+/**
+ * The operations of a forward pass. `Numbers` is the type of their arrays.
+ * @typedef {object} Operations
+ * @property {{new (size: number): Numbers}} Numbers
+ * @property {(x: Numbers, weight: Weight, bias: Float32Array | undefined, I: number) => Numbers} linear
+ * @property {(x: Numbers, weight: Float32Array, bias: Float32Array | undefined, options: NormOptions) => Numbers} normalized
+ * @property {(x: Numbers, name: string, by?: Numbers) => Numbers} activated
+ * @property {(q: Numbers, k: Numbers, sizes: Sizes, options: ScoreOptions, hidden: Uint8Array) => Numbers} scored
+ * @property {(scores: Numbers, S: number) => Numbers} softmax
+ * @property {(pattern: Numbers, v: Numbers, sizes: Sizes) => Numbers} weigh
+ */
 
 /**
  * A linear layer: x (T, I) times weight (O, I) plus bias (O). Each row of the weight produces one column of the result.
  * Two rows of x and four rows of the weight are read together, since reading takes longer than multiplying.
- * @param {Float64Array} x
- * @param {Float32Array} weight
+ * @param {Numbers} x
+ * @param {Weight} whole  the weight
  * @param {Float32Array | undefined} bias
  * @param {number} I
  */
-export function linear(x, weight, bias, I) {
-  const O = weight.length / I;
+function linear(x, whole, bias, I) {
+  const O = whole.length / I;
   const T = x.length / I;
   const out = new Float64Array(T * O); // (T, I) -> (T, O)
   for (let o = 0; o < O; o += 4) {
     // if O is not a multiple of 4, the last step computes the last row more than once
     const [o1, o2, o3] = [1, 2, 3].map((by) => Math.min(o + by, O - 1));
-    const [w0, w1, w2, w3] = [o, o1, o2, o3].map((row) => row * I);
+    const weight = numbersOf(whole, o * I, Math.min(o + 4, O) * I); // four rows
+    const [w0, w1, w2, w3] = [o, o1, o2, o3].map((row) => (row - o) * I);
     /** @type {(row: number, a: number, b: number, c: number, d: number) => void} */
     const put = (row, a, b, c, d) => {
       out[row + o] = a;
@@ -61,12 +81,12 @@ export function linear(x, weight, bias, I) {
 /**
  * LayerNorm shifts each vector of x (..., D) to mean 0 and scales it to variance 1, then multiplies by weight (D) and
  * adds bias (D). RMSNorm does not subtract the mean: it only scales each vector to a mean square of 1.
- * @param {Float64Array} x
+ * @param {Numbers} x
  * @param {Float32Array} weight
  * @param {Float32Array | undefined} bias
- * @param {{eps: number, rms: boolean, offset: number}} options  `eps` is added to the variance, `offset` to the weight
+ * @param {NormOptions} options
  */
-export function normalized(x, weight, bias, { eps, rms, offset }) {
+function normalized(x, weight, bias, { eps, rms, offset }) {
   const D = weight.length;
   const out = new Float64Array(x.length);
   for (let row = 0; row < x.length; row += D) {
@@ -85,7 +105,7 @@ export function normalized(x, weight, bias, { eps, rms, offset }) {
  * The activation functions, by name.
  * @type {Record<string, (x: number) => number>}
  */
-export const ACTIVATIONS = {
+const ACTIVATIONS = {
   gelu: (x) => x * below(x), // `below(x)`: the probability that a standard normal variable is below x
   gelu_tanh: (x) => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x * x * x))),
   quick_gelu: (x) => x / (1 + Math.exp(-1.702 * x)),
@@ -120,6 +140,17 @@ function below(x) {
 }
 
 /**
+ * Applies an activation to each number of x. In a gated MLP, the result is multiplied by the numbers of `by`.
+ * @param {Numbers} x
+ * @param {string} name
+ * @param {Numbers} [by]
+ */
+function activated(x, name, by) {
+  const out = x.map(ACTIVATIONS[name]);
+  return by ? out.map((value, i) => value * by[i]) : out;
+}
+
+/**
  * Applies a softcap: small numbers stay nearly the same, and no number is beyond the cap.
  * @param {number} x
  * @param {number | null} cap
@@ -130,11 +161,13 @@ export function capped(x, cap) {
 
 /**
  * A residual connection: adds the input of a part to the part's output.
- * @param {Float64Array} past
- * @param {Float64Array} out
+ * @param {Numbers} past
+ * @param {Numbers} out
  */
 export function add(past, out) {
-  return past.map((value, i) => value + out[i]);
+  const sum = past.slice();
+  for (let i = 0; i < sum.length; i++) sum[i] += out[i];
+  return sum;
 }
 
 // ---- attention
@@ -142,7 +175,7 @@ export function add(past, out) {
 /**
  * Rotates queries or keys x (L, heads * d), whose first token is at position `first`: each pair of a head's numbers
  * is rotated by the position times the speed of the pair.
- * @param {Float64Array} x
+ * @param {Numbers} x
  * @param {number} d
  * @param {number} L
  * @param {number} first
@@ -169,42 +202,37 @@ export function rotated(x, d, L, first, { dims, interleaved, scale, speeds, long
 }
 
 /**
- * The columns of one head. In each row of the array, the columns of all heads are side by side.
- * @typedef {{array: Float64Array, wide: number, first: number}} Columns  `wide` is the length of a row; `first` is the head's first column
+ * The scores (H, L, S): how well each query matches each key; -Infinity for hidden keys. Several query heads may share
+ * a key head.
+ * @param {Numbers} q  (L, H * d)
+ * @param {Numbers} k  (S, kv_heads * d)
+ * @param {Sizes} sizes
+ * @param {ScoreOptions} options
+ * @param {Uint8Array} hidden  (H, L, S)
  */
-
-/**
- * The scores of one head, (L, S): how well each query matches each key; -Infinity for hidden keys.
- * @param {Columns} q  L rows
- * @param {Columns} k  S rows
- * @param {number} d
- * @param {number} scale
- * @param {number | null} softcap
- * @param {Uint8Array} hidden  (L, S)
- */
-export function scoresOf(q, k, d, scale, softcap, hidden) {
-  const [L, S] = [q, k].map(({ array, wide }) => array.length / wide);
-  const out = new Float64Array(L * S); // (L, d), (S, d) -> (L, S)
-  for (let i = 0; i < L; i++)
+function scored(q, k, { heads: H, kv_heads: shared, size: d }, { scale, softcap }, hidden) {
+  const [L, S] = [q.length / (H * d), k.length / (shared * d)];
+  const out = new Float64Array(H * L * S).fill(-Infinity); // (L, H * d), (S, kv_heads * d) -> (H, L, S)
+  for (let i = 0; i < H * L; i++) {
+    const [h, t] = [Math.floor(i / L), i % L];
+    const [query, key] = [(t * H + h) * d, Math.floor((h * shared) / H) * d];
     for (let j = 0; j < S; j++) {
-      if (hidden[i * S + j]) {
-        out[i * S + j] = -Infinity;
-        continue;
-      }
-      const [one, other] = [i * q.wide + q.first, j * k.wide + k.first];
+      if (hidden[i * S + j]) continue;
+      const other = j * shared * d + key;
       let dot = 0;
-      for (let c = 0; c < d; c++) dot += q.array[one + c] * k.array[other + c];
+      for (let c = 0; c < d; c++) dot += q[query + c] * k[other + c];
       out[i * S + j] = capped(dot * scale, softcap);
     }
+  }
   return out;
 }
 
 /**
- * Softmax: turns each row of scores (L, S) into weights that sum to 1; a row without a visible key has weights of 0.
- * @param {Float64Array} scores
+ * Softmax: turns each row of scores (..., S) into weights that sum to 1; a row without a visible key has weights of 0.
+ * @param {Numbers} scores
  * @param {number} S
  */
-export function softmax(scores, S) {
+function softmax(scores, S) {
   const out = new Float64Array(scores.length);
   for (let row = 0; row < scores.length; row += S) {
     let [largest, total] = [-Infinity, 0];
@@ -217,19 +245,30 @@ export function softmax(scores, S) {
 }
 
 /**
- * Computes one head's columns of z: for each query, the sum of the values v, weighted by the query's row of the
- * pattern (L, S).
- * @param {Float64Array} pattern
- * @param {Columns} v  S rows
- * @param {number} d
- * @param {Columns} z  L rows, which receive the result
+ * The outputs z of all heads (L, H * d): for each query, the sum of the values v, weighted by the query's row of the
+ * pattern (H, L, S).
+ * @param {Numbers} pattern
+ * @param {Numbers} v  (S, kv_heads * d)
+ * @param {Sizes} sizes
  */
-export function weigh(pattern, v, d, z) {
-  const S = v.array.length / v.wide;
-  for (let i = 0; i < pattern.length / S; i++)
+function weigh(pattern, v, { heads: H, kv_heads: shared, size: d }) {
+  const S = v.length / (shared * d);
+  const L = pattern.length / (H * S);
+  const out = new Float64Array(L * H * d); // (H, L, S), (S, kv_heads * d) -> (L, H * d)
+  for (let i = 0; i < H * L; i++) {
+    const [h, t] = [Math.floor(i / L), i % L];
+    const [result, value] = [(t * H + h) * d, Math.floor((h * shared) / H) * d];
     for (let c = 0; c < d; c++) {
       let total = 0;
-      for (let j = 0; j < S; j++) total += pattern[i * S + j] * v.array[j * v.wide + v.first + c];
-      z.array[i * z.wide + z.first + c] = total; // (L, S), (S, d) -> (L, d)
+      for (let j = 0; j < S; j++) total += pattern[i * S + j] * v[j * shared * d + value + c];
+      out[result + c] = total;
     }
+  }
+  return out;
 }
+
+/**
+ * The operations in float64.
+ * @type {Operations}
+ */
+export const PLAIN = { Numbers: Float64Array, linear, normalized, activated, scored, softmax, weigh };

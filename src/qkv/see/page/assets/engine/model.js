@@ -1,5 +1,7 @@
 // The parameters of a model, which engine.py has written into a page, and the design that describes their use.
 
+import { HALVES } from "./blocks.js";
+import { PLAIN } from "./layers.js";
 import { readTokenizer } from "./tokenizer.js";
 
 /** @typedef {import("./tokenizer.js").Tokenizer} Tokenizer */
@@ -18,47 +20,37 @@ import { readTokenizer } from "./tokenizer.js";
  *            rms: boolean, offset: number, embed: {scale: number, first: number, padding: number | null, projects_first: boolean},
  *            head: {activation: string | null, scale: number, softcap: number | null}, ends: number[]}} Design
  *            the options of a family; see engine.py
- * @typedef {{name: string, sizes: Sizes, design: Design, parameters: Record<string, Float32Array>, tokenizer: Tokenizer}} Model
+ * @typedef {{name: string, sizes: Sizes, design: Design, parameters: Record<string, any>, tokenizer: Tokenizer,
+ *            ops: import("./layers.js").Operations}} Model  each parameter is a Float32Array, or a matrix in blocks
  * @typedef {{b64: string, scale?: string}} Packed  a parameter; see `unpacked`
  */
 
 /**
- * Unpacks a model that engine.py has written into a page.
- * @param {{name: string, sizes: Sizes, design: Design, parameters: Record<string, Packed>, tokenizer: any}} written
+ * Unpacks a model that engine.py has written into a page. `ops` computes the model's results. A parameter in
+ * bytes of its own has been read (see incoming.js).
+ * @param {{name: string, sizes: Sizes, design: Design, parameters: Record<string, Packed | import("./blocks.js").Weight>, tokenizer: any}} written
  * @returns {Model}
  */
-export function readModel({ name, sizes, design, parameters, tokenizer }) {
-  const halves = Float32Array.from({ length: 65536 }, (_, bits) => half(bits)); // all numbers of float16
-  /** @type {Record<string, Float32Array>} */
+export function readModel({ name, sizes, design, parameters, tokenizer }, ops = PLAIN) {
+  /** @type {Record<string, any>} */
   const read = {};
-  for (const [part, packed] of Object.entries(parameters)) read[part] = unpacked(packed, halves);
-  return { name, sizes, design, parameters: read, tokenizer: { ...readTokenizer(tokenizer), mask: sizes.mask ?? null } };
+  for (const [part, one] of Object.entries(parameters)) read[part] = "b64" in one ? unpacked(one) : one;
+  return { name, sizes, design, parameters: read, ops, tokenizer: { ...readTokenizer(tokenizer), mask: sizes.mask ?? null } };
 }
 
 /**
- * Converts the bits of a float16 to a number: one bit for the sign, five for the power of two, ten for the fraction.
- * @param {number} bits
- */
-function half(bits) {
-  const [sign, power, fraction] = [bits >> 15 ? -1 : 1, (bits >> 10) & 31, (bits & 1023) / 1024];
-  if (power === 31) return fraction ? NaN : sign * Infinity;
-  return sign * (power ? (1 + fraction) * 2 ** (power - 15) : fraction * 2 ** -14);
-}
-
-/**
- * Unpacks base64 of little-endian float16 with a table of all float16 numbers. If `scale` is given, the
+ * Unpacks base64 of little-endian float16. If `scale` is given, the
  * base64 holds rows of int8 instead, and each row is multiplied by its own float16 scale.
  * @param {Packed} packed
- * @param {Float32Array} halves
  * @returns {Float32Array}
  */
-function unpacked({ b64, scale }, halves) {
+function unpacked({ b64, scale }) {
   const text = atob(b64);
-  const scales = scale && unpacked({ b64: scale }, halves);
+  const scales = scale && unpacked({ b64: scale });
   const numbers = new Float32Array(text.length / (scales ? 1 : 2));
   for (let i = 0; i < numbers.length; i++)
     numbers[i] = scales
       ? ((text.charCodeAt(i) << 24) >> 24) * scales[Math.floor((i * scales.length) / numbers.length)]
-      : halves[text.charCodeAt(2 * i) | (text.charCodeAt(2 * i + 1) << 8)];
+      : HALVES[text.charCodeAt(2 * i) | (text.charCodeAt(2 * i + 1) << 8)];
   return numbers;
 }

@@ -11,13 +11,13 @@ const LIKELIEST = 8; // the number of likely tokens that are reported with each 
 
 /**
  * Chooses one token: its id, its probability without temperature, and the likeliest tokens at this position.
- * @param {Float64Array} logits
+ * @param {import("./layers.js").Numbers} logits
  * @param {Choice} choice
  * @param {() => number} draw
  */
 export function chosenFrom(logits, { temperature, top_k }, draw) {
   const probabilities = probabilitiesOf(logits);
-  if (!Number.isFinite(probabilities[0])) throw new RangeError("generate: the model's logits are not finite: look at the edits");
+  if (!Number.isFinite(probabilities[0])) throw new RangeError("generate: the model's logits are not finite; check the edits");
   const id = temperature ? drawn(logits, temperature, top_k, draw()) : likeliestOf(probabilities, 1)[0];
   const likeliest = likeliestOf(probabilities, LIKELIEST).map((one) => /** @type {[number, number]} */ ([one, probabilities[one]]));
   return { id, probability: probabilities[id], likeliest };
@@ -25,14 +25,15 @@ export function chosenFrom(logits, { temperature, top_k }, draw) {
 
 /**
  * Probabilities: the softmax of logits over a temperature, in float64.
- * @param {Float32Array | Float64Array} logits  (V)
+ * @param {import("./layers.js").Numbers} logits  (V)
  */
 export function probabilitiesOf(logits, temperature = 1) {
-  const numbers = Float64Array.from(logits);
-  const highest = numbers.reduce((one, other) => Math.max(one, other), -Infinity);
-  const powers = numbers.map((logit) => Math.exp((logit - highest) / temperature));
-  const total = powers.reduce((sum, one) => sum + one, 0);
-  return powers.map((one) => one / total);
+  const out = new Float64Array(logits);
+  let [highest, total] = [-Infinity, 0];
+  for (const logit of out) highest = Math.max(highest, logit);
+  for (let id = 0; id < out.length; id++) total += out[id] = Math.exp((out[id] - highest) / temperature);
+  for (let id = 0; id < out.length; id++) out[id] /= total;
+  return out;
 }
 
 /**
@@ -55,7 +56,7 @@ export function likeliestOf(probabilities, count) {
 
 /**
  * Draws a token from the `top_k` largest logits; logits that are equal to the smallest of these are included.
- * @param {Float64Array} logits
+ * @param {import("./layers.js").Numbers} logits
  * @param {number} temperature
  * @param {number | null} top_k
  * @param {number} at  a random number from 0 to 1

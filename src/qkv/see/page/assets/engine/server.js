@@ -18,7 +18,7 @@ const BINARY = "application/vnd.safetensors";
  * @property {number} heads
  * @property {number} dim
  * @property {number} kv_heads  the number of key/value heads
- * @property {number} vocabulary  0 if the model gives no logits
+ * @property {number} vocabulary  0 if the model has no logits
  * @property {number | null} most  the largest number of tokens in a text
  * @property {string[]} words  the vocabulary
  * @property {boolean} next  whether logits are for the next position, not for the position itself
@@ -51,7 +51,7 @@ export function openServer(model, form) {
       if (key) headers.Authorization = `Bearer ${key}`;
       const response = await fetch("v1/trace", { method: "POST", headers, body: JSON.stringify(body), signal });
       if (response.ok) return tensorsOf(await response.arrayBuffer());
-      const { error } = await response.json().catch(() => ({ error: { message: `the server answers ${response.status}` } }));
+      const { error } = await response.json().catch(() => ({ error: { message: `the server answered with status ${response.status}` } }));
       if (response.status !== 401) throw new Error(error.message);
       asking ??= keyFrom(form, error.message);
       key = await asking;
@@ -86,7 +86,7 @@ export function openServer(model, form) {
   async function write(text, options = {}, edits = []) {
     const { max = 32, temperature = 0, top_k = null, seed = 0, begun = [], signal, onpart = () => {} } = options;
     const whole = edits.find((edit) => edit.op !== "row" && OPS[edit.op].whole?.(edit));
-    if (whole) throw new RangeError(`generate: the server cannot generate with the edit "${whole.op}": undo the edit first`);
+    if (whole) throw new RangeError(`generate: the server cannot generate with the edit "${whole.op}"; undo the edit first`);
     const draw = randomFrom(seed);
     const { about } = await post({ input: text, edits, layers: [0], heads: [0], include: ["text"] }, signal);
     const [all, ids, probabilities] = [[...about.ids, ...begun], [...begun], /** @type {number[]} */ ([])];
@@ -122,7 +122,7 @@ export function openServer(model, form) {
       }
     },
 
-    /** Like `generate` of api.js, with one run for each token, since the server keeps no cache. */
+    /** Like `generate` of api.js, with one run for each token, since the server does not keep a cache. */
     generate: model.next ? write : undefined,
 
     /** Like `sweep` of api.js. */

@@ -7,6 +7,7 @@ import { shown } from "./checked_edits.js";
 import { tokenize } from "./tokenizer.js";
 
 /** @typedef {import("./edits.js").Edit} Edit */
+/** @typedef {import("./layers.js").Numbers} Numbers */
 /** @typedef {import("./memory.js").Memory} Memory */
 /** @typedef {import("./memory.js").Step} Step */
 /** @typedef {import("./model.js").Model} Model */
@@ -37,7 +38,7 @@ export function* withSources(model, memory, ids, edits) {
 
 /**
  * The mean of z over the tokens: (T, H * d) -> (H * d).
- * @param {Float64Array} z
+ * @param {Numbers} z
  * @param {number} T
  */
 function meanOf(z, T) {
@@ -54,7 +55,7 @@ function meanOf(z, T) {
  */
 function sourceOf({ tokenizer, sizes }, { op, from }, T) {
   const { tokens } = tokenize(tokenizer, from, sizes.most ?? Infinity);
-  if (tokens.length !== T) throw new RangeError(`run: ${op} has from ${shown(from)}, of ${tokens.length} tokens, and the text has ${T}: give a text of ${T} tokens`);
+  if (tokens.length !== T) throw new RangeError(`run: ${op} has from ${shown(from)} with ${tokens.length} tokens, but the text has ${T}; pass a text of ${T} tokens`);
   return tokens.map(({ id }) => id);
 }
 
@@ -70,6 +71,6 @@ function partOf(steps, edit, T, { sizes }) {
   const [before, own] = [steps[layer], steps[layer + 1]];
   /** @type {any} */
   const flat = at === "resid_pre" ? handedOn(before) : own[at];
-  const numbers = at === "pattern" ? flat.flatMap((/** @type {Float64Array} */ head) => [...head]) : flat;
+  const numbers = at === "pattern" ? flat.flatMap((/** @type {Numbers} */ head) => [...head]) : flat;
   return indicesOf(edit, axesOf(at, T, sizes)).map((i) => numbers[i]);
 }

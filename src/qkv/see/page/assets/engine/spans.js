@@ -53,7 +53,7 @@ export function madeOf(marks, start) {
 }
 
 /**
- * Replaces each character of a piece by other characters. The new characters get the `from` and `to` of the character
+ * Replaces each character of a piece with other characters. The new characters get the `from` and `to` of the character
  * that they replace.
  * @param {Piece} piece
  * @param {(mark: string) => Iterable<string>} change
@@ -90,7 +90,7 @@ export function behind(piece, marks) {
 }
 
 /**
- * Replaces the matches of a pattern in a piece by `put`. The inserted text gets the `from` and `to` of the last
+ * Replaces the matches of a pattern in a piece with `put`. The inserted text gets the `from` and `to` of the last
  * character of the match.
  * @param {Piece} piece
  * @param {RegExp} pattern

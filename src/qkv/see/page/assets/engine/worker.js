@@ -3,19 +3,23 @@
 // The worker splits its work into steps. Between two steps it reads new requests, so that the newest run always goes first.
 
 import { range } from "../base/arrays.js";
+import { numbersOf } from "./blocks.js";
 import { forward, handedOn, logitsAt } from "./engine.js";
 import { Cache, generateTokens } from "./generate.js";
+import { bytesIn, readStream } from "./incoming.js";
+import { kernels } from "./kernels.js";
 import { Memory } from "./memory.js";
 import { readModel } from "./model.js";
 import { checkedEdits, shown, swapped } from "./checked_edits.js";
 import { withSources } from "./sources.js";
 import { decode, tokenize } from "./tokenizer.js";
 
+/** @typedef {import("./layers.js").Numbers} Numbers */
 /** @typedef {import("./memory.js").Step} Step */
 /** @typedef {import("./model.js").Model} Model */
 
 /**
- * @typedef {{id: number, ask: "run" | "sweep" | "parameters", text: string, edits: any, at?: number[], layers?: number[], most?: number}} Question
+ * @typedef {{id: number, ask: "run" | "sweep" | "parameters", text: string, edits: any, at?: number[], layers?: number[], most?: number, lens?: boolean}} Question
  * @typedef {{id: number, ask: string, steps: Generator<any, any>}} Job
  */
 
@@ -26,6 +30,7 @@ let jobs = []; // the newest job is the last
 let working = false;
 const [memory, cache] = [new Memory(), new Cache()];
 const BYTES = 4; // the maximum number of bytes of a character in UTF-8
+const LONGEST = 1000; // numbers kept for each number of a layer: a token has 15 to 20
 const MOST_PATTERNS = 256; // up to this number of tokens, a run returns all patterns
 // the worker sends itself a message before each step, so that it reads messages from the page between two steps
 const next = new MessageChannel();
@@ -34,20 +39,63 @@ next.port1.onmessage = work;
 /** @type {Record<string, (question: any) => Generator<any, any>>} */
 const ASKED = { run, sweep, generate, parameters };
 
-onmessage = ({ data: { read, drop, ...question } }) => {
-  if (read) {
-    const written = JSON.parse(read);
-    model = readModel(written);
-    const { names } = model.tokenizer;
-    const words = Array.from({ length: model.sizes.vocabulary }, (_, id) => names[id] ?? String(id)); // the names that `predict` uses in Python
-    postMessage({ ready: { name: model.name, exact: written.exact, ...model.sizes, words } });
-  } else if (drop) jobs = jobs.filter(({ id }) => id !== drop);
+/** @type {WritableStreamDefaultWriter<Uint8Array>} */
+let deflated; // takes the bytes of a model that arrives in parts
+let missing = 0; // how many of these bytes have not arrived
+
+onmessage = ({ data: { read, piece, drop, ...question } }) => {
+  if (read) begin(JSON.parse(read));
+  else if (piece !== undefined) receive(piece);
+  else if (drop) jobs = jobs.filter(({ id }) => id !== drop);
   else {
     jobs.push({ id: question.id, ask: question.ask, steps: ASKED[question.ask](question) });
-    if (!working) next.port2.postMessage(0);
-    working = true;
+    start();
   }
 };
+
+/** Starts to work on the questions, once there is a model. */
+function start() {
+  if (!working && model) next.port2.postMessage(0);
+  working = Boolean(model);
+}
+
+/**
+ * Reads a model, or prepares to receive one in parts.
+ * @param {any} written  the model in the format of engine.py, or the sizes of its parts
+ */
+function begin(written) {
+  if (!("bytes" in written)) return open(written);
+  const { readable, writable } = new DecompressionStream("deflate-raw");
+  [deflated, missing] = [writable.getWriter(), written.bytes];
+  readStream(readable, written.described).then(open).catch((error) => postMessage({ error }));
+}
+
+/**
+ * Takes a part of a model: bytes, characters that stand for bytes, or null after the last part.
+ * @param {Uint8Array | string | null} piece
+ */
+function receive(piece) {
+  const ignore = () => {}; // the reader reports errors
+  if (piece === null) {
+    deflated.close().catch(ignore);
+    return;
+  }
+  const bytes = typeof piece === "string" ? bytesIn(piece) : piece;
+  const own = bytes.subarray(0, missing); // characters stand for an even number of bytes
+  missing -= own.length;
+  deflated.write(own).catch(ignore);
+}
+
+/** @param {any} written */
+function open(written) {
+  model = readModel(written, kernels() ?? undefined);
+  const { layers, dim } = model.sizes;
+  memory.most = Math.max(memory.most, LONGEST * layers * dim); // so a scan of heads does not compute the text again for each head
+  const { names } = model.tokenizer;
+  const words = Array.from({ length: model.sizes.vocabulary }, (_, id) => names[id] ?? String(id)); // the names that `predict` uses in Python
+  postMessage({ ready: { name: model.name, exact: written.exact, ...model.sizes, words } });
+  start();
+}
 
 /** Does one step of the newest run. If there are no runs, does one step of the newest job, for example a sweep. */
 function work() {
@@ -70,7 +118,7 @@ function work() {
  * @param {Question} question
  */
 function asked({ text, edits, most = Infinity }) {
-  if (typeof text !== "string") throw new TypeError(`run: text is ${typeof text}: give a string`);
+  if (typeof text !== "string") throw new TypeError(`run: text is ${typeof text}; pass a string`);
   const { tokens, cut } = tokenize(model.tokenizer, text, Math.min(most, model.sizes.most ?? Infinity));
   const own = checkedEdits(edits, tokens.length, model);
   return { tokens, cut, read: swapped(tokens, own, model.tokenizer), own: own.filter(({ op }) => op !== "swap") };
@@ -86,7 +134,7 @@ function* run(question) {
   const layers = listed(question.layers ?? [], model.sizes.layers, "layers", "layers");
   const T = tokens.length;
   if (T > MOST_PATTERNS && !question.layers)
-    throw new RangeError(`run: the text has ${T} tokens, but a run returns the patterns of all layers only up to ${MOST_PATTERNS} tokens: list the layers you need in layers`);
+    throw new RangeError(`run: the text has ${T} tokens, but a run returns the patterns of all layers only up to ${MOST_PATTERNS} tokens; pass the layers that you need in the option layers`);
   const ids = read.map(({ id }) => id);
   const steps = yield* forward(model, memory, ids, yield* withSources(model, memory, ids, own));
   const resid = steps.map(handedOn); // layers + 1 arrays (T, D)
@@ -94,7 +142,8 @@ function* run(question) {
     tokens: read.map(({ token }) => token),
     pattern: steps.slice(1).map(({ pattern }, l) => (T <= MOST_PATTERNS || layers.includes(l) ? rounded(pattern) : [])),
     resid: rounded(resid),
-    logits: yield* logits(/** @type {Float64Array} */ (resid.at(-1)), positions),
+    logits: yield* logits(/** @type {Numbers} */ (resid.at(-1)), positions),
+    lens: question.lens ? yield* lensOf(resid, positions) : undefined,
     ids,
     offsets: tokens.map(({ start, end }) => [start, end]),
     special: tokens.map(({ special }) => special),
@@ -129,8 +178,8 @@ function* sweep(question) {
  */
 function* generate(question) {
   const { read, own } = asked(question);
-  if (!model.sizes.next) throw new TypeError(`generate: ${model.name} is an encoder and cannot generate: call qkv.run`);
-  if (!read.length) throw new RangeError("generate: the text is empty: give at least one word");
+  if (!model.sizes.next) throw new TypeError(`generate: ${model.name} is an encoder and cannot generate; call qkv.run`);
+  if (!read.length) throw new RangeError("generate: the text is empty; pass at least one word");
   const choice = choiceOf(question.options);
   const ids = read.map(({ id }) => id);
   const chosen = [];
@@ -172,7 +221,7 @@ function added(prompt, whole) {
 function choiceOf({ max = 32, temperature = 0, top_k = null, seed = 0, begun = [] } = {}) {
   /** @type {(name: string, value: any, right: boolean, way: string) => void} */
   const need = (name, value, right, way) => {
-    if (!right) throw new RangeError(`generate: ${name} is ${shown(value)}: give ${way}`);
+    if (!right) throw new RangeError(`generate: ${name} is ${shown(value)}; pass ${way}`);
   };
   const whole = (/** @type {any} */ value, /** @type {number} */ least) => Number.isSafeInteger(value) && value >= least;
   need("max", max, whole(max, 1), "a whole number of at least 1");
@@ -180,7 +229,7 @@ function choiceOf({ max = 32, temperature = 0, top_k = null, seed = 0, begun = [
   need("top_k", top_k, top_k === null || whole(top_k, 1), "a whole number of at least 1, or null");
   need("seed", seed, whole(seed, 0), "a whole number of at least 0");
   const count = model.sizes.vocabulary;
-  need("begun", begun, Array.isArray(begun) && begun.every((id) => whole(id, 0) && id < count), `ids of tokens, 0 to ${count - 1}`);
+  need("begun", begun, Array.isArray(begun) && begun.every((id) => whole(id, 0) && id < count), `token ids from 0 to ${count - 1}`);
   return { max, temperature, top_k, seed, begun };
 }
 
@@ -195,15 +244,15 @@ function* parameters({ names, rows = {} }) {
   /** @type {(name: string) => Float32Array} */
   const chosen = (name) => {
     const part = new Float32Array(rows[name].length * D);
-    rows[name].forEach((row, n) => part.set(all[name].subarray(row * D, (row + 1) * D), n * D));
+    rows[name].forEach((row, n) => part.set(numbersOf(all[name], row * D, (row + 1) * D), n * D));
     return part;
   };
-  return Object.fromEntries(names.map((name) => [name, rows[name] ? chosen(name) : all[name]]));
+  return Object.fromEntries(names.map((name) => [name, rows[name] ? chosen(name) : numbersOf(all[name])]));
 }
 
 /**
  * Computes the logits (n, V) at n of the T positions, from the vectors x (T, D); each step does a few positions.
- * @param {Float64Array} x
+ * @param {Numbers} x
  * @param {number[]} positions
  * @returns {Generator<void, Float32Array>}
  */
@@ -215,6 +264,21 @@ function* logits(x, positions) {
     result.set(logitsAt(model, x, positions.slice(n, n + 8)), n * V);
   }
   return result;
+}
+
+/**
+ * The logits that the model would give if it ended at the first layer, after layer 0, and so on.
+ * @param {Numbers[]} resid  layers + 1 arrays (T, D)
+ * @param {number[]} positions
+ * @returns {Generator<void, Float32Array[]>}
+ */
+function* lensOf(resid, positions) {
+  const { dim: D, vocabulary: V } = model.sizes;
+  const n = positions.length;
+  const rows = new model.ops.Numbers(resid.length * n * D); // together, since reading the vocabulary's rows takes most of the time
+  resid.forEach((x, l) => positions.forEach((at, i) => rows.set(x.subarray(at * D, (at + 1) * D), (l * n + i) * D)));
+  const all = yield* logits(rows, range(0, resid.length * n));
+  return resid.map((_, l) => all.slice(l * n * V, (l + 1) * n * V));
 }
 
 /**
@@ -247,6 +311,6 @@ function inside(step) {
 function listed(numbers, count, name, what) {
   const chosen = numbers ?? Array.from({ length: count }, (_, number) => number);
   const wrong = chosen.find((number) => !(Number.isInteger(number) && number >= 0 && number < count));
-  if (wrong !== undefined) throw new RangeError(`run: ${name} has ${shown(wrong)} and there are ${count} ${what}: give 0 to ${count - 1}`);
+  if (wrong !== undefined) throw new RangeError(`run: ${name} has ${shown(wrong)}, but there are ${count} ${what}; pass 0 to ${count - 1}`);
   return chosen;
 }

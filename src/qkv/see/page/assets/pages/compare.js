@@ -105,7 +105,7 @@ function changes(compare, text) {
     panel(`What changed in ${compare.of}, largest first`,
       el("div", { class: "scroll table", tabindex: 0, role: "group", "aria-label": "changes" },
         el("table", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows))),
-      rows.length < all.length ? el("p", { class: "note" }, `The first ${rows.length} of ${count(all.length)}.`) : null),
+      rows.length < all.length ? el("p", { class: "note" }, `Shown: the ${rows.length} of ${count(all.length)} tokens that changed most.`) : null),
     compare.by_layer.length ? panel("Mean distance between the runs, by layer", layerChart(compare.by_layer, text.layers, "mean distance")) : null,
   ];
 }
@@ -143,7 +143,7 @@ function shared(compare, data, open) {
         )
       : null,
     panel(
-      ["The content words to which ", name.cloneNode(true), " gives the most weight, each in its strongest head"],
+      ["The content words that ", name.cloneNode(true), " attends to most, each in its strongest head"],
       el("div", { class: "pair" }, most),
     ),
   ];

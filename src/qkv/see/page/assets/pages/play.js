@@ -1,14 +1,16 @@
-// The live page. It has one model, or two models, and shows one model at a time. The page shows one screen at a time:
+// The live page. It has one model or several models, and shows one model at a time. The page shows one screen at a time:
 // the front screen, the findings, the story, the games, or the lab, which has all controls. store.js
 // describes the data that the screens receive.
 
+import { pick } from "../base/arrays.js";
 import { el } from "../base/elements.js";
 import { mounter } from "../base/mount.js";
 import { gapsOf } from "../engine/gaps.js";
 import { openingOf, sideOf, writeAddress } from "../store/state.js";
-import { playStore } from "../store/store.js";
+import { playStore, whenOpen } from "../store/store.js";
 import { inFrame } from "../parts/frame.js";
 import { cardsPart } from "../parts/cards.js";
+import { downloadPart, megabytes } from "../parts/download.js";
 import { outcomePart } from "../parts/outcome.js";
 import { writingPart } from "../parts/writing.js";
 import { beatScreen } from "../screens/beat.js";
@@ -26,16 +28,15 @@ import "./play.css";
 /** @typedef {import("../store/store.js").LiveStore} LiveStore */
 /** @typedef {import("../store/state.js").PlayState} PlayState */
 /** @typedef {import("../screens/lab.js").Screen} Screen */
+/** @typedef {import("../engine/download.js").Download} Download */
 
 const GAMES = ["beat", "break", "watch"];
 /** @type {Partial<Record<PlayState["view"], string>>} */
 const WAYS = { findings: "Findings", front: "Start", story: "How it works", games: "Games", lab: "Lab" };
-/** @type {Record<string, string>} */
-const SIDES = { encoder: "Guess a word", decoder: "Write a text" };
 
 /**
- * The page of one model or of two models. With two models, the page shows one model and keeps the state
- * of the other model.
+ * The page of one model or of several models. With several models, the page shows one model and keeps the states of the
+ * others. When the reader switches to another model, that model reads the same sentence.
  * @param {any} box
  * @param {any} data
  * @param {Ui} ui
@@ -43,55 +44,116 @@ const SIDES = { encoder: "Guess a word", decoder: "Write a text" };
 function play(box, data, ui) {
   box.classList.add("play");
   const content = el("div", { class: "content" });
-  if (!data.other) {
+  if (!data.others) {
     box.append(content);
     pageOf(box, content, data, ui);
+    whenOpen(({ downloads = {} }) => Object.values(downloads).forEach((one) => content.before(downloadPart(data, one))), () => {});
     return;
   }
+  const sides = [data, ...data.others].map(({ side }) => side);
   /** @type {Record<string, any>} */
-  const all = { encoder: data, decoder: data.other };
-  /** @type {Record<string, string>} */
-  const left = {}; // for each model, the page's address when the reader last left this model
-  const buttons = Object.entries(SIDES).map(([side, label]) => el("button", { type: "button", "data-side": side, onclick: () => turnTo(side) }, label));
-  /** @type {{side: string, hash: () => string, text: () => string, close: () => void}} */
+  const all = Object.fromEntries([data, ...data.others].map((one) => [one.side, { ...one, sides }]));
+  /** @type {Record<string, {hash: string, sentence: number}>} */
+  const left = {}; // for each model, the page's address when the reader last left this model, and the number of its sentence
+  const buttons = sides.map((side) => sideButton(all, side, () => turnTo(side)));
+  /** @type {{side: string, close: () => void} & Pick<ReturnType<typeof pageOf>, "hash" | "text" | "mark">} */
   let open;
-  let written = ""; // the text that the decoder has continued
-  box.append(el("div", { class: "sides", role: "group", "aria-label": "what the model does" }, buttons), content);
+  let [came, sentence] = ["", 0]; // the text with which the shown model opened, and the number of the current sentence
+  /** @type {Record<string, Download>} */
+  let downloads = {};
+  /** @type {Record<string, HTMLElement>} */
+  const lines = {}; // about the downloads
+  /** @type {{side: string, mark: string, how: "replaceState" | "pushState"} | null} */
+  let wish = null; // the model that will answer when it has arrived, unless the page has changed by then
+  const isHere = (/** @type {string} */ side) => (downloads[side]?.stage ?? "done") === "done";
+  box.append(el("div", { class: "sides", role: "group", "aria-label": "the model that answers" }, buttons), content);
   /** @param {string} side */
   function show(side) {
     open?.close();
     if (open) document.documentElement.dataset.qkv = "busy";
     buttons.forEach((button) => button.setAttribute("aria-pressed", String(button.dataset.side === side)));
     content.replaceChildren();
+    if (isHere(side)) lines[side]?.remove();
     let alive = true;
     const own = { ...ui, redraw: (/** @type {() => any} */ draw) => ui.redraw(() => alive && draw()) };
     const page = pageOf(box, content, all[side], own);
-    open = { side, hash: page.hash, text: page.text, close: () => [alive] = [false, page.close()] };
+    open = { ...page, side, close: () => [alive] = [false, page.close()] };
+    came = open.text();
   }
-  /** @param {string} side */
-  function turnTo(side) {
-    if (side === open.side) return;
-    left[open.side] = open.hash();
-    const text = opening();
-    if (text) left.decoder = `#${new URLSearchParams({ model: "decoder", text })}`;
-    writeAddress("replaceState", left[open.side]);
-    writeAddress("pushState", left[side] ?? `#model=${side}`);
+  /** @param {string} side @param {"replaceState" | "pushState"} how */
+  function turnTo(side, how = "pushState") {
+    wish = isHere(side) ? null : { side, mark: open.mark(), how };
+    if (wish) downloads[side].start();
+    for (const one of Object.values(downloads)) one.onchange();
+    if (wish || side === open.side) return;
+    const text = open.text();
+    if (text !== came) sentence += 1;
+    left[open.side] = { hash: open.hash(), sentence };
+    writeAddress("replaceState", left[open.side].hash);
+    const known = left[side]?.sentence === sentence ? left[side].hash : carried(all[open.side], all[side], text);
+    writeAddress(how, known ?? `#model=${side}`);
     show(side);
   }
-
-  /**
-   * The text that the decoder continues: the text that the reader wrote for the encoder, up to the first gap. Null if
-   * the encoder's text is still the page's first text, or if the decoder has already received the encoder's text.
-   */
-  function opening() {
-    const text = open.text();
-    if (open.side !== "encoder" || text === data.start.text || text === written) return null;
-    written = text;
-    const [gap] = gapsOf(text.replaceAll(data.mask ?? "[MASK]", "_"));
-    return (gap ? text.slice(0, gap.start) : text).trim() || null;
+  /** Lets another model answer until the shown model has arrived. */
+  function standIn() {
+    const { side } = open;
+    const here = sides.filter(isHere);
+    if (!here.length || isHere(side)) return;
+    turnTo(here.find((one) => all[one].next === all[side].next) ?? here[0], "replaceState");
+    wish = { side, mark: open.mark(), how: "replaceState" };
+    downloads[side].onchange();
   }
-  window.addEventListener("hashchange", () => sideOf(location.hash) !== open.side && show(sideOf(location.hash)));
-  show(sideOf(openingOf(data)));
+  /** @param {string} side */
+  function receive(side) {
+    const button = /** @type {HTMLElement} */ (buttons.find((one) => one.dataset.side === side));
+    const { size } = downloads[side];
+    const much = el("span", { class: "much" }, ` (${megabytes(size, size)} MB)`);
+    const arrived = () => {
+      much.remove();
+      if (open.side === side) lines[side].remove();
+      else if (wish?.side === side && wish.mark === open.mark() && !ui.focused()?.matches("input, textarea")) turnTo(side, wish.how);
+    };
+    button.append(much);
+    lines[side] = downloadPart(all[side], downloads[side], { wished: () => wish?.side === side, arrived, answer: () => turnTo(side) });
+    content.before(lines[side]);
+  }
+  window.addEventListener("hashchange", () => {
+    if (sideOf(location.hash, sides) === open.side) return;
+    show(sideOf(location.hash, sides));
+    standIn();
+  });
+  show(sideOf(openingOf(data), sides));
+  whenOpen((qkv) => {
+    downloads = qkv.downloads ?? {};
+    standIn();
+    Object.keys(downloads).forEach(receive);
+  }, () => {});
+}
+
+/**
+ * The address at which a model reads the sentence of another model, up to the first gap; null if no words are before the
+ * gap. A model that guesses words gets a gap after the last word.
+ * @param {any} from  the payload of the other model
+ * @param {any} to
+ * @param {string} text
+ */
+function carried(from, to, text) {
+  const [gap] = from.mask ? gapsOf(text.replaceAll(from.mask, "_")) : [];
+  const words = (gap ? text.slice(0, gap.start) : text).trim();
+  if (from.mask && to.mask) return `#${new URLSearchParams({ model: to.side, text: text.replaceAll(from.mask, to.mask) })}`;
+  return words ? `#${new URLSearchParams({ model: to.side, text: to.mask ? `${words} ${to.mask}.` : words })}` : null;
+}
+
+/**
+ * The button that switches to a model. It says what the model does, and the model's name if another model does the same.
+ * @param {Record<string, any>} all
+ * @param {string} side
+ * @param {() => void} onclick
+ */
+function sideButton(all, side, onclick) {
+  const { next, called } = all[side];
+  const alone = Object.values(all).filter((one) => one.next === next).length === 1;
+  return el("button", { type: "button", "data-side": side, onclick }, next ? "Write a text" : "Guess a word", alone ? null : el("span", { class: "called" }, `: ${called}`));
 }
 
 /**
@@ -159,7 +221,8 @@ function pageOf(box, content, data, ui) {
     store.close();
     content.removeEventListener("keydown", undo);
   };
-  return { close, hash: () => new URL(store.address()).hash, text: () => store.state.text };
+  const mark = () => JSON.stringify(pick(store.state, ["text", "edits", "view"]));
+  return { close, hash: () => new URL(store.address()).hash, text: () => store.state.text, mark };
 }
 
 /**

@@ -98,14 +98,14 @@ export const start = mounter((box, payload, ui) => {
     const { of, head, controls } = scores[risen(l, h)];
     const values = course(risen(l, h), l, h);
     const [a, b, where] = [values[0], values.at(-1), called(l, h)];
-    if (steps.length < 2) return `At ${step(0)}, the only snapshot, the ${of} of ${where} is ${share(b)}.`;
-    if (share(a) === share(b)) return `In ${where} the ${of} stays at ${share(b)} from ${step(0)} to ${step(steps.length - 1)}.`;
+    if (steps.length < 2) return `In ${where}, the ${of} is ${share(b)} at ${step(0)}, the only snapshot.`;
+    if (share(a) === share(b)) return `In ${where}, the ${of} stays at ${share(b)} from ${step(0)} to ${step(steps.length - 1)}.`;
     const parts = values.slice(1).map((value, k) => (value - values[k]) * (b > a ? 1 : -1));
     const most = parts.indexOf(Math.max(...parts));
-    const part = parts.length > 1 ? `, the largest part between steps ${count(steps[most])} and ${count(steps[most + 1])}` : "";
+    const part = parts.length > 1 ? `, with the largest change between steps ${count(steps[most])} and ${count(steps[most + 1])}` : "";
     const went = `${of} ${b > a ? "rises" : "falls"} from ${share(a)} at ${step(0)} to ${share(b)} at ${step(steps.length - 1)}${part}`;
     const [before, after] = controls?.map((values) => values[l * H + h]) ?? [];
-    if (!(b > a && before < data.becomes && after >= data.becomes)) return `In ${where} the ${went}.`;
+    if (!(b > a && before < data.becomes && after >= data.becomes)) return `In ${where}, the ${went}.`;
     return `L${where.slice(1)} becomes ${head}: its ${went}. On ${data.control}, this weight rises from ${share(before)} to ${share(after)}.`;
   }
 
@@ -161,7 +161,7 @@ export const start = mounter((box, payload, ui) => {
       const values = course(k, state.l, state.h);
       return { points: points(values), name: of, look: line(k), value: values[now()] };
     });
-    const said = scores.map(({ of }, k) => `${of} ${share(lines[k].points[0][1])} at first, ${share(lines[k].points.at(-1)[1])} at last`);
+    const said = scores.map(({ of }, k) => `${of} ${share(lines[k].points[0][1])} at the start, ${share(lines[k].points.at(-1)[1])} at the end`);
     return { label: `Scores of ${called(state.l, state.h)}: ${said.join("; ")}`, low: 0, high: 1, lines };
   }, losses.length ? 250 : 380, 180);
   const every = chart(() => {
@@ -171,11 +171,11 @@ export const start = mounter((box, payload, ui) => {
     all.push(...all.splice(chosen, 1)); // the chosen line is drawn last, on top of the others
     const lines = all.map(({ l, h, values }) => ({ points: points(values), name: `${called(l, h)}: ${share(values[now()])}`, faint: l !== state.l || h !== state.h, look: l === state.l && h === state.h ? line(k) : {}, value: values[now()] }));
     const reach = all.filter(({ values }) => values.at(-1) >= data.becomes).length;
-    return { label: `${scores[k].of} of all ${all.length} heads: ${reach} end at ${number(data.becomes, 1)} or more`, low: 0, high: 1, lines };
+    return { label: `${scores[k].of} in each of ${all.length} heads; at the end, it is ${number(data.becomes, 1)} or more in ${reach}`, low: 0, high: 1, lines };
   }, 330, 220);
   const fall = chart(() => {
     const values = losses.map(([, value]) => value);
-    return { label: `Loss: ${number(values[0])} at first, ${number(values.at(-1))} at last`, ...roundEnds(values), lines: [{ points: losses, name: "loss", look: { stroke: "var(--ink)" }, value: /** @type {number} */ (data.logged[now()]) }] };
+    return { label: `Loss: ${number(values[0])} at the start, ${number(values.at(-1))} at the end`, ...roundEnds(values), lines: [{ points: losses, name: "loss", look: { stroke: "var(--ink)" }, value: /** @type {number} */ (data.logged[now()]) }] };
   }, 170, 130);
 
   // ---- one head, and all heads
@@ -257,7 +257,7 @@ export const start = mounter((box, payload, ui) => {
     slider.value = state.at;
     slider.setAttribute("aria-valuetext", `${step(k)}${lost}, ${scores[best].of} ${share(course(best, state.l, state.h)[k])}`);
     fill(there, `${step(k)}`, el("span", { class: "dim" }, ` of ${count(steps.at(-1))}`));
-    fill(mapTitle, `What each token looks at in ${called(state.l, state.h)}, ${step(k)}`);
+    fill(mapTitle, `What each token attends to in ${called(state.l, state.h)}, at ${step(k)}`);
     fill(legend,
       scores.map(({ of }, s) => el("li", {}, svg("svg", { width: 28, height: 10, "aria-hidden": "true" }, svg("line", { x1: 0, x2: 28, y1: 5, y2: 5, ...line(s) })), `${of} `, el("b", {}, share(course(s, state.l, state.h)[k])))));
     if (losses.length) fill(lossNow, number(data.logged[k]));
@@ -333,7 +333,7 @@ export const start = mounter((box, payload, ui) => {
       el("section", { class: "panel" }, ownTitle, legend, own.node, losses.length ? [el("h3", {}, "Loss ", lossNow), fall.node] : null)),
     el("section", { class: "panel" },
       el("div", { class: "bar" }, el("h3", {}, `All heads: ${layers.length} × ${H}`), menu.node),
-      el("p", { class: "note" }, "Each picture is a head at this step, named layer · head, with its score. Click one to open it; in the chart each is a line."),
+      el("p", { class: "note" }, "Each picture shows a head at this step, with its name (layer · head) and its score. Click a picture to open its head. In the chart, each head is a line."),
       el("div", { class: H > 8 ? "" : "panels replay-all" }, grid, every.node)));
   stop();
   open(state.l, state.h);

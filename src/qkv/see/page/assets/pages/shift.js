@@ -4,7 +4,7 @@
 import { drawn, el, fill, svg, word } from "../base/elements.js";
 import { mounter } from "../base/mount.js";
 import { cut, number, visible } from "../base/format.js";
-import { lineColour, planePart } from "../parts/plane.js";
+import { lineColour, planePart, whereOf } from "../parts/plane.js";
 import { saveMenu } from "../parts/save.js";
 import "./shift.css";
 
@@ -71,15 +71,15 @@ export const start = mounter((box, payload, ui) => {
     slider.value = String(k);
     slider.setAttribute("aria-valuetext", stage.name);
     fill(name, stage.name);
-    const where = stage.name === "embeddings" ? "at the embeddings" : stage.name;
+    const where = whereOf(stage);
     const far = stage.moved.indexOf(Math.max(...stage.moved));
     fill(sentence, word(named(far)), ` has the longest arrow: ${number(stage.moved[far])} in the plane. `,
       "Before the projection onto the plane, all vectors are scaled to length 1, and then each set of vectors is centred. ",
       `The cosine between the word's static vector and its vector ${where} is ${number(stage.cosine[far], 3)}`,
       stage.cosine[far] === Math.min(...stage.cosine) ? ", the lowest of all." : ".");
     fill(held,
-      "One plane for all layers: the PCA plane of the static vectors and those of the last layer, all at length 1, each set centred on its own mean. ",
-      `It shows ${number(100 * stage.held, 0)}% of the variance of the words' vectors ${where}.`);
+      "One plane for all layers: the PCA plane of the static vectors and the vectors of the last layer. All vectors are scaled to length 1, and each set is centred. ",
+      `The plane shows ${number(100 * stage.held, 0)}% of the variance of the words' vectors ${where}.`);
     for (const cell of box.querySelectorAll("[data-stage]")) cell.classList.toggle("shift-now", Number(cell.dataset.stage) === k);
     reveal();
     plane.draw(k);
@@ -98,7 +98,7 @@ export const start = mounter((box, payload, ui) => {
   const menu = saveMenu(ui, picture, () => ({
     name: "shift",
     text: shift.sentences.join(" "),
-    caption: `${shift.sentences.map((text, k) => `${several ? `${letter(k)}: ` : ""}“${visible(text)}”`).join(" · ")} · from static vectors to ${stages[at].name}`,
+    caption: `${shift.sentences.map((text, k) => `${several ? `${letter(k)}: ` : ""}“${visible(text)}”`).join(" · ")} · from static vectors to vectors ${whereOf(stages[at])}`,
     numbers: [["words", "shift", pointNumbers]],
   }));
   const headings = stages.map((stage) => stage.name);
@@ -120,9 +120,9 @@ export const start = mounter((box, payload, ui) => {
       shift.sentences.map((text, k) => el("li", {}, mark(true, k), el("span", {}, several ? `${letter(k)}: ` : "after, in: ", el("bdi", {}, cut(visible(text), 90)))))),
     stages.length > 1 ? el("div", { class: "bar" }, el("label", { for: id }, "Layer"), slider, name) : null,
     picture,
-    tokens.length > shift.labelled.length ? el("p", { class: "note" }, `Named: ${shift.labelled.length} of ${tokens.length} words, the words that move furthest.`) : null,
-    el("p", { class: "note" }, "Cosine of each word between its static vector and its vector here (1: the same direction). Press a word to mark its arrow."),
-    words, held, menu.node, shift.pairs.length ? [el("p", { class: "note" }, "Cosine between one word in two sentences."), pairs] : null);
+    tokens.length > shift.labelled.length ? el("p", { class: "note" }, `Labelled: the ${shift.labelled.length} of ${tokens.length} words that move furthest.`) : null,
+    el("p", { class: "note" }, "The cosine between each word's static vector and its vector at each layer (1: the same direction). Press a word to mark its arrow."),
+    words, held, menu.node, shift.pairs.length ? [el("p", { class: "note" }, "The cosine between a word's vectors in two sentences."), pairs] : null);
   show(at, false);
   ui.redraw(reveal);
 });

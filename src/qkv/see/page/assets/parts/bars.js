@@ -54,7 +54,7 @@ export function productBars(label, sum, left, right) {
     at: null,
     called: (k) => `number ${indices[k]}`,
     tell: (k) => `number ${indices[k]}: ${inSum(sum.left[k])} × ${inSum(sum.right[k])} = ${inSum(values[k])}`,
-    all: `${few}: ${inSum(sides[0])} above the line, ${inSum(sides[1])} below`,
+    all: `${few}; their sum is ${inSum(sides[0])} above the line and ${inSum(sides[1])} below it`,
     spelled: termsOf(sum, sum.bias !== 0),
     whole,
   };
@@ -80,7 +80,7 @@ export function shareBars(label, { scores, raised, shares, names, at, of, name }
     at,
     called,
     tell: (k) => (scores[k] === -Infinity ? `${called(k)}: hidden` : `${called(k)}: ${of} ${inSum(scores[k])}, exp ${inSum(raised[k])}, ${name} ${inSum(shares[k])}`),
-    all: `exp of each number minus the largest, and its share of the sum`,
+    all: `exp(number − largest number), and its share of the sum`,
     spelled: [],
     whole: null,
   };
@@ -151,7 +151,7 @@ export function sumBars(ui, { onpoint, writes = true, after } = {}) {
     const { tell: of, all, spelled, values, label } = shown;
     const words = pointed === null ? all : of(pointed);
     fill(said, words);
-    chart.setAttribute("aria-label", `${label}, ${values.length} bars, arrow keys move`);
+    chart.setAttribute("aria-label", `${label}, ${values.length} bars; move with the arrow keys`);
     chart.setAttribute("aria-valuemax", String(values.length));
     chart.setAttribute("aria-valuenow", String((pointed ?? longest()) + 1));
     chart.setAttribute("aria-valuetext", words);

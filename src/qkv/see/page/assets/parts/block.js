@@ -342,8 +342,8 @@ export function blockPart(ui, { onshow, panel }) {
       for (const tab of list.children) tab.setAttribute("aria-selected", String(Number(tab.dataset.i) === at));
       tabs.at = at;
       tabs.refresh();
-      const thin = flow.steps.some(({ reads }) => reads) ? "" : "; a thin line carries other numbers";
-      fill(words, "A ribbon's width is the length of the vector of ", word(flow.tokens[token]), ` at that step${thin}. On the left is the residual stream, to which each part adds.`);
+      const thin = flow.steps.some(({ reads }) => reads) ? "" : "; thin lines carry other numbers, such as scores";
+      fill(words, "A ribbon's width shows the length of the vector of ", word(flow.tokens[token]), ` at each step${thin}. On the left is the residual stream, to which each part adds.`);
       draw();
     },
   };

@@ -173,7 +173,7 @@ export function cardsPart(ui, store) {
       fill(sign, own === null ? null : i === best ? "✓" : i === own ? "✗" : null);
       fill(figure, own === null || card.right.of !== "largest" ? null : percent(values[card.right.among[i]]));
     });
-    fill(told, own === null ? null : [el("b", {}, own === best ? "Right. " : "Not so. "), cardWords(card.told, values)]);
+    fill(told, own === null ? null : [el("b", {}, own === best ? "Right. " : "Wrong. "), cardWords(card.told, values)]);
     fill(next, at + 1 === cards.length ? "Done" : "Next");
     next.classList.toggle("ready", own !== null);
   }

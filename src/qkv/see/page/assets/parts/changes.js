@@ -26,6 +26,7 @@ export function changesPart(ui, store) {
   const list = el("ul", { class: "changed", "aria-label": "what you changed" });
   const masks = maskMenu(ui, store);
   const heat = temperature(ui, store);
+  masks.node.classList.add("masks");
   const controls = el("div", { class: "bar" }, masks.node, heat.node);
   const why = el("p", { class: "why" });
   const node = el("div", { "data-part": "changes" }, el("div", { class: "row" }, list, why), controls);
@@ -174,7 +175,7 @@ function temperature(ui, store) {
     /** @param {Run} one */
     const rowOf = (one) => one.pattern[state.layer][state.head].subarray(query * T, (query + 1) * T);
     const bits = [original, run].map((one) => number(entropyOf(rowOf(one))));
-    fill(said, number(now), el("span", { class: "dim" }, ` the chosen row's entropy: ${bits[0] === bits[1] ? "" : `${bits[0]} → `}${bits[1]} bits`));
+    fill(said, number(now), T === 0 ? null : el("span", { class: "dim" }, ` the chosen row's entropy: ${bits[0] === bits[1] ? "" : `${bits[0]} → `}${bits[1]} bits`));
   };
   return { node: el("span", { class: "control heat" }, el("label", { for: id }, "Attention temperature"), slider, said), update };
 }

@@ -101,14 +101,14 @@ export function headPart(ui, store, hands = null) {
   const why = el("p", { class: "note why" });
   const byRule = el("button", { type: "button", onclick: () => store.byRule?.() }, "Let the rule choose");
   const weights = holds ? null : hands.weightHandles(ui, store, list, { onkey: (c) => (key = c), redraw: () => refresh() });
-  const table = foldedTable("The same as a table", "table of weights");
+  const table = foldedTable("The numbers as a table", "table of weights");
   const linesBox = el("div", { class: "lines-box" }, saidBox, el("div", { class: "lines-row" }, list.node, operand));
   const mapBox = el("div", { class: "map-box" }, map.node);
   const body = el("div", { class: "head-body" }, mapBox, linesBox);
-  const node = el("div", { class: "one-head", "data-part": "head" }, title, holds ? null : why, body, paint?.node, around, table.node);
+  const node = el("div", { class: "one-head", "data-part": "head" }, title, holds ? null : why, body, around, table.node);
   // callbacks: `oncell` gets the tokens of the cell under the pointer; `onnumber` gets the index of a number of Q or K
   const self = {
-    node, body, title, said, map,
+    node, body, title, said, map, paint: paint?.node,
     oncell: /** @type {((now: Now, shown: Shown, query: number, key: number) => void) | null} */ (null),
     onnumber: /** @type {((c: number | null) => void) | null} */ (null),
     update,
@@ -119,6 +119,7 @@ export function headPart(ui, store, hands = null) {
   let shown;
   /** @type {[number | null, number, boolean, string]} */
   let [hover, key, aligned, as] = [null, 0, false, ""];
+  let byHand = false; // whether the reader can set weights and paint the mask
   // All three are positions of tokens. `asked` is the query in the page's latest state. `held` lists the queries that stay in view.
   // If `held` is empty, one row is in view: the row under the pointer, or the row that has the focus. If there is no such row,
   // the row of `cursor` is in view.
@@ -159,7 +160,7 @@ export function headPart(ui, store, hands = null) {
 
   /** @param {number | null} r @param {boolean} aloud */
   function preview(r, aloud) {
-    if (!shown || hover === r) return;
+    if (!shown || hover === r || !(r === null || shown.head.rows[r])) return; // the lines may still be those of a longer text
     hover = r;
     if (holds && aloud && r !== null && !held.length) cursor = tokenOf(r);
     refresh({}, false, holds && aloud);
@@ -217,7 +218,7 @@ export function headPart(ui, store, hands = null) {
     const [width, across, gap] = [node.clientWidth, columns.length + (away ? 1 : 0), away ? 8 : 0];
     const around_ = shown.vectors ? STRIP + 8 : 0;
     const widest = Math.min(40, Math.max(14, Math.floor(600 / Math.max(1, rows.length)))); // the same limits as in the heat map
-    const cell = Math.min(widest, Math.floor((width - 2 * around_ - gap - 300) / Math.max(1, across)));
+    const cell = Math.min(widest, Math.floor((width - 2 * around_ - gap - 290) / Math.max(1, across)));
     aligned = state.inside && Math.max(rows.length, across) <= LISTED && cell >= 14;
     body.classList.toggle("aligned", aligned);
     body.style.gridTemplateColumns = aligned ? `${around_ + across * cell + gap + 6}px minmax(0, 1fr)` : "";
@@ -287,7 +288,7 @@ export function headPart(ui, store, hands = null) {
       },
       () => {
         paint?.set({ head, at, own, key });
-        weights?.set({ head, at, own, key, high, held: rows.length === 1 && rows[0] === own }, now.state.inside);
+        weights?.set({ head, at, own, key, high, held: rows.length === 1 && rows[0] === own }, byHand);
       },
       () => {
         const picked = rows.length && !holds ? [own, key] : null;
@@ -334,6 +335,8 @@ export function headPart(ui, store, hands = null) {
     if (!next.run) return undefined;
     now = next;
     const { state, run, original } = now;
+    byHand = state.inside && (state.only !== null || state.tab === "links");
+    if (!byHand) paint?.lift();
     const at = { ...SIGHT, ...state, l: state.layer, h: state.head };
     const head = arrange(seenIn(run, state.edits, state), at);
     const { text } = head.source;
@@ -354,7 +357,7 @@ export function headPart(ui, store, hands = null) {
     const drawn = refresh({ ...aboutOf(far), ...layout() }, was !== as);
     around.hidden = !vectors;
     if (vectors)
-      fill(around, `Each row is a query, each column a key. Q (left of the rows) and K (above the columns) are ${vectors.d} numbers per token; their dot product is the score. V is what each key contributes; below it is the weighted sum (blue above 0, red below).`);
+      fill(around, `Each row is a query, each column a key. Q (left of the rows) and K (above the columns) hold ${vectors.d} numbers per token; their dot product is the score. V holds the keys' values, with their weighted sum below. Blue: above 0; red: below 0.`);
     if (paint) paint.node.hidden = !state.inside;
     table.node.hidden = !state.inside || head.sparse;
     if (!table.node.hidden) table.set(() => weightsTold(head));
@@ -375,7 +378,7 @@ export function headPart(ui, store, hands = null) {
       columns: head.columns.map((column) => column.name),
       value: far ? differenceFrom(far, head) : paint?.weight ?? ((/** @type {number} */ r, /** @type {number} */ c) => head.at(r, c)),
       entries: head.sparse ? head.known : null,
-      extra: head.away ? { name: "out of sight", value: head.gone } : null,
+      extra: head.away ? { name: "not shown", value: head.gone } : null,
       low: far ? -1 : 0,
       high: far ? 1 : high,
       say: head.live ? percent : undefined,

@@ -118,7 +118,7 @@ function rowTable() {
     const overridden = Boolean(setRow(edits, layer, head, query));
     const weights = run.pattern[layer][head].subarray(query * T, (query + 1) * T);
     fill(summary, "From ", word(run.tokens[query]), ` to its weights in head ${layer}.${head}, as a table`);
-    fill(lead, overridden ? "You gave this row its weights; the softmax of the scores is not used." : "Each key's score says how well it fits the query. Scores that are not masked go through softmax; the weights sum to 1.");
+    fill(lead, overridden ? "You set the weights of this row; the softmax of the scores is not used." : "Each key's score says how well the key fits the query. Softmax turns the scores of visible keys into weights, which sum to 1.");
     const rows = Array.from({ length: T }, (_, key) => {
       let score = 0;
       for (let c = 0; c < vectors.d; c++) score += vectors.q.at(query, c) * vectors.k.at(key, c);

@@ -162,7 +162,7 @@ export function lines(ui, { onhover, onpick, onfree }) {
         values: active.map(sum),
       });
     }
-    if (head.away) listed.push({ name: "out of sight", kind: "away", values: active.map(head.gone) });
+    if (head.away) listed.push({ name: "not shown", kind: "away", values: active.map(head.gone) });
     /** @param {number} value */
     const said = (value) => (value >= 0.005 * high ? head.say(value) : value > 0 ? "·" : "");
     fill(keys, listed.map(({ c, name, kind, values, hidden, mine }) => el("li", { class: `key ${kind}` },

@@ -1,5 +1,5 @@
-// The map of the model: a row for each layer, from the bottom up, and a small picture for each head, with its
-// measured role and a switch that removes the head. The pictures show one of three things: the head's pattern, the
+// The map of the model: a row for each layer, from the bottom up, and a small picture for each head, with a sign for its
+// measured role. A switch below the map removes the chosen head. The pictures show one of three things: the head's pattern, the
 // effect of its removal, or the effect of the reader's changes on its pattern. For a recorded text, the map shows
 // patterns; if the heads were measured, the reader can sort the heads by a measure.
 
@@ -12,7 +12,7 @@ import { inTurn } from "../base/turns.js";
 import { editsOf } from "../engine/edits.js";
 import { probabilitiesOf } from "../engine/sampling.js";
 import { movedProbability, movedShare } from "../store/measures.js";
-import { measured, rolesIn, usually } from "../store/roles.js";
+import { measured, rolesIn, signsOf, usually } from "../store/roles.js";
 import { differenceOf, endOfScale, numberOf, seenIn, thumbnail } from "./sight.js";
 import "./map.css";
 
@@ -32,9 +32,10 @@ import "./map.css";
  *     before the removal, and `to` is its probability after the removal
  * @typedef {{value: number | null, text: string, said: string}} Value  the value of a head in a colouring
  * @typedef {{layer: number, head: number, name: string, called: string, said: string, term: string, figure_: string,
- *            role: HTMLElement, thumb: HTMLElement, figure: HTMLElement, button: HTMLElement, power: HTMLElement, node: HTMLElement}} Cell
+ *            role: HTMLElement, thumb: HTMLElement, figure: HTMLElement, button: HTMLElement, node: HTMLElement}} Cell
  */
 
+export const DENSE = 64; // the cells of a map with more heads are small
 const COLOURINGS = [
   ["pattern", "pattern"],
   ["effect", "what removing it changes"],
@@ -151,7 +152,9 @@ export function mapPart(ui, store) {
   const grid = el("div", { class: "model-map scroll", role: "group", "aria-label": "heads of the model, the last layer first" });
   const key = el("div", { class: "map-key" });
   const measure = el("p", { class: "note" });
-  const chosen = el("p", { class: "chosen" });
+  const chosen = el("p", {});
+  const power = el("button", { type: "button", class: "power", role: "switch", onclick: () => flip() }, el("span", { class: "power-word" }));
+  const legend = el("ul", { class: "role-list", "aria-label": "what heads usually do" });
   const colouring = choice(ui, "Colour", COLOURINGS, "pattern", (value) => store.set({ colouring: value }));
   const order = choice(ui, "Order", [], "position", (value) => {
     sorted = value;
@@ -160,12 +163,13 @@ export function mapPart(ui, store) {
   const live = !store.recorded;
   const heading = el("h3", {});
   const node = el("div", { class: "model", "data-part": "map" },
-    el("div", { class: "bar" }, heading, live ? colouring.node : order.node), measure, grid, key, live ? chosen : null);
+    el("div", { class: "bar" }, heading, live ? colouring.node : order.node), live ? el("div", { class: "chosen" }, chosen, power) : measure, grid, key, live ? [legend, measure] : null);
   const pictures = inTurn();
   const sweep = live ? effects(store, () => now && show()) : null;
   /** @type {Record<string, [string, number]>} */
   const roles = store.data?.roles ?? {};
-  const usual = Object.keys(roles).length ? "mixed" : ""; // heads that were not measured have no role
+  const usual = Object.keys(roles).length ? "mixed" : "not known"; // "mixed": the head was measured and has no role
+  const signs = signsOf(roles);
   /** @type {Now} */
   let now; // `now` and the variable below are undefined before the first run
   /** @type {Seen} */
@@ -176,18 +180,12 @@ export function mapPart(ui, store) {
   const move = roving(grid, {
     count: () => cells.length,
     columns: () => wide,
-    onmove: tabStop,
     onpick: (i) => store.set({ layer: cells[i].layer, head: cells[i].head }),
   });
   ui.redraw(() => {
     painted = scale = "";
     if (now) show();
   });
-
-  /** Lets the Tab key reach only one on/off button: the button of the focused head. */
-  function tabStop() {
-    cells.forEach((cell, i) => (cell.power.tabIndex = i === move.at ? 0 : -1));
-  }
 
   /**
    * Makes a cell for each head of a text. If the reader has chosen a measure, the measure gives the order of the cells.
@@ -200,6 +198,7 @@ export function mapPart(ui, store) {
     wide = inOrder.wide;
     grid.style.setProperty("--wide", wide);
     grid.classList.toggle("sorted", !placed);
+    grid.classList.toggle("dense", live && inOrder.all.length > DENSE);
     cells = inOrder.all.map(([layer, head, figure], i) => cellOf(text, layer, head, figure, i));
     const nodes = cells.map((cell) => cell.node);
     /** @param {number} l */
@@ -210,6 +209,10 @@ export function mapPart(ui, store) {
     order.put([["position", "layer, then head"], ...measured]);
     order.set(placed ? "position" : sorted);
     move.at = 0;
+    const rest = inOrder.all.length - Object.keys(roles).length;
+    /** @param {string} sign @param {string} said @param {number} count */
+    const row = (sign, said, count) => el("li", {}, el("b", {}, sign), ` ${said}: ${count} ${count === 1 ? "head" : "heads"}`);
+    fill(legend, [...signs].map(([role, { sign, count }]) => row(sign, usually(role), count)), rest ? row("·", usual, rest) : null);
   }
 
   /** @param {Text} text @param {number} layer @param {number} head @param {string} figure_ @param {number} i @returns {Cell} */
@@ -221,9 +224,7 @@ export function mapPart(ui, store) {
     const asked = store.data?.start?.heads?.includes(head);
     const button = el("button", { type: "button", class: `cell-head${asked ? " asked" : ""}`, "data-i": i, "data-head": name },
       thumb, el("span", { class: "cell-words" }, el("span", { class: "cell-name" }, name), role, figure));
-    const power = el("button", { type: "button", class: "power", role: "switch", "aria-label": `head ${name} takes part`, onclick: () => flip(layer, head) },
-      el("span", { class: "power-word" }));
-    return { layer, head, name, called: live ? `head ${name}` : `layer ${text.layers[layer]}, head ${head}`, said: figure_, term: "", figure_, role, thumb, figure, button, power, node: el("div", { class: "cell" }, button, live ? power : null) };
+    return { layer, head, name, called: live ? `head ${name}` : `layer ${text.layers[layer]}, head ${head}`, said: figure_, term: "", figure_, role, thumb, figure, button, node: el("div", { class: "cell" }, button) };
   }
 
   /** Scrolls the chosen head into view if the map is a box that scrolls. */
@@ -240,10 +241,10 @@ export function mapPart(ui, store) {
     grid.scrollLeft = near(offsetLeft - grid.offsetLeft - 4, offsetWidth + 8, grid.scrollLeft, grid.clientWidth);
   }
 
-  /** @param {number} layer @param {number} head */
-  function flip(layer, head) {
-    const { state, model } = now;
-    store.set({ edits: withHead(state.edits, layer, head, model.heads, isRemoved(state.edits, layer, head)) });
+  /** Removes the chosen head, or puts it back. */
+  function flip() {
+    const { state: { edits, layer, head }, model } = now;
+    store.set({ edits: withHead(edits, layer, head, model.heads, isRemoved(edits, layer, head)) });
   }
 
   /**
@@ -271,15 +272,15 @@ export function mapPart(ui, store) {
     const told = state.view === "story"; // the story has no switches, and no region of one head
     const opens = !told && (!state.only || state.only.includes("head")) ? " Choose one to open it." : "";
     if (state.colouring === "pattern")
-      return `Each square is a head: rows are queries, columns are keys.${opens}${live && !told ? " Its switch turns it off." : ""}`;
+      return `Each square is a head: rows are queries, columns are keys.${opens}${live && !told ? " The switch removes the chosen head; the sign says what a head usually does." : ""}`;
     if (state.colouring === "change")
       return state.edits.length
-        ? "Weights now minus weights before: blue for more, red for less. The number is the share of a row's weight that moved, on average (the sum of all decreases)."
+        ? "Weights now minus weights before: blue for more, red for less. The number is the share of a row's weight that moved (the sum of its decreases), averaged over all rows."
         : "No changes yet, so nothing differs.";
-    if (state.position === null) return "There is no word to look at: choose one in the sentence.";
+    if (state.position === null) return "No word is chosen: choose one in the sentence.";
     const done = sweep?.all().length;
     const wait = sweep?.busy() ? ` ${done} of ${now.model.layers * now.model.heads} measured.` : "";
-    return `Removing this head would move this share of the probability at ${named(run.tokens[state.position])} to other words (total variation distance).${wait}`;
+    return `The number is the share of the probability at ${named(run.tokens[state.position])} that would move to other words without this head (total variation distance).${wait}`;
   }
 
   function show() {
@@ -291,10 +292,10 @@ export function mapPart(ui, store) {
       const { said, text } = values[i];
       const role = here[cell.name];
       cell.term = role ? measured(role) : "";
-      cell.said = cell.figure_ || (role ? usually(role[0]) : roles[cell.name] ? "" : usual);
+      cell.said = cell.figure_ || (role ? usually(role[0]) : roles[cell.name] || !live ? "" : usual);
       cell.button.title = [`head ${cell.name}`, cell.term || cell.said].filter(Boolean).join(": ");
       cell.role.className = role ? "role" : "role dim";
-      fill(cell.role, cell.figure_ ? "" : cell.said);
+      fill(cell.role, live ? signs.get(roles[cell.name]?.[0])?.sign ?? "·" : "");
       const removed = isRemoved(state.edits, cell.layer, cell.head);
       const own = state.edits.some((edit) => edit.op !== "ablate" && edit.layer === cell.layer && (edit.head ?? cell.head) === cell.head);
       const now_ = state.layer === cell.layer && state.head === cell.head;
@@ -302,15 +303,20 @@ export function mapPart(ui, store) {
       cell.node.classList.toggle("edited", own);
       cell.button.setAttribute("aria-pressed", String(now_));
       cell.button.setAttribute("aria-label", [cell.called, cell.said, said, removed && "removed", own && "changed"].filter(Boolean).join(", "));
-      cell.power.setAttribute("aria-checked", String(!removed));
-      fill(cell.power.firstChild, removed ? "off" : "on");
       fill(cell.figure, text);
       cell.figure.hidden = !text;
       if (now_ && !grid.contains(ui.focused())) move.at = i;
-      if (now_ && live) fill(chosen, el("b", {}, `Head ${cell.name}`), cell.said || said ? ": " : "", [cell.term ? `${cell.said} (${cell.term})` : cell.said, said].filter(Boolean).join("; "), removed ? " (removed)." : ".");
+      if (now_ && live) {
+        power.classList.toggle("off", removed);
+        power.setAttribute("aria-label", `use head ${cell.name}`);
+        power.setAttribute("aria-checked", String(!removed));
+        fill(power.firstChild, removed ? "off" : "on");
+        const [own_] = roles[cell.name] ?? [];
+        const usually_ = cell.term ? `${cell.said} (${cell.term})` : own_ ? `${usually(own_)}, but not in this sentence` : cell.said;
+        fill(chosen, el("b", {}, `Head ${cell.name}`), ": ", [usually_, said].filter(Boolean).join("; "), removed ? " (removed)." : ".");
+      }
     });
     move.refresh();
-    tabStop();
     colouring.set(state.colouring);
     fill(measure, explained());
     paint(values, high);

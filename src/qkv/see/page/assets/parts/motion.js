@@ -287,9 +287,10 @@ function drawMoment(pen, row, colours, at, wide) {
 /**
  * The animation of the chosen query, below the lines of its head. It plays when a query is chosen, but not after a
  * change. If the reader prefers reduced motion, the end is shown at once. `play(from, to)` plays from one moment to
- * another, pauses until each description can be read, and returns how long this takes, in milliseconds.
+ * another, pauses until each description can be read (unless `reading` is false), and returns how long this takes, in
+ * milliseconds.
  * @param {Ui} ui
- * @returns {Part & {play: (from: number, to: number) => number}}
+ * @returns {Part & {play: (from: number, to: number, reading?: boolean) => number}}
  */
 export function motionPart(ui) {
   const still = window.matchMedia("(prefers-reduced-motion: reduce)");
@@ -298,7 +299,7 @@ export function motionPart(ui) {
   const said = el("p", { class: "motion-said" });
   const canvas = el("canvas", { "aria-hidden": "true" });
   const list = el("ul", { class: "motion-rows", role: "list", "aria-label": "the row, key by key" });
-  const button = el("button", { type: "button", class: "motion-play", onclick: () => (playing ? stop() : play(at < last ? at : 0)) });
+  const button = el("button", { type: "button", class: "motion-play", onclick: () => (playing ? stop() : begin()) });
   const slider = el("input", { type: "range", class: "motion-at", "aria-label": "moment", min: 0, max: last * TICKS, step: 1, oninput: scrub, onkeydown: leap });
   const stage = el("div", { class: "motion-stage" }, list, canvas);
   const names = MOMENTS.map((name) => el("span", {}, name));
@@ -315,7 +316,7 @@ export function motionPart(ui) {
   // end: the moment at which the animation ends; reads: whether a pause lasts until the description can be read; rested:
   // how long the current pause has lasted
   let [end, reads, rested] = [last, false, 0];
-  /** @type {[number, number] | null} */
+  /** @type {[number, number, boolean] | null} */
   let asked = null; // the arguments of a call of `play` that waits until there is a row to show
   let [figures, told] = ["", -1]; // the current numbers, and their description
   ui.redraw(() => {
@@ -329,6 +330,12 @@ export function motionPart(ui) {
     before = 0;
     if (playing) requestAnimationFrame(frame);
   }, { threshold: 0.6 }).observe(stage);
+
+  /** Plays, with the rows in the window: the animation rests while they are out of sight. */
+  function begin() {
+    stage.scrollIntoView({ block: "nearest" });
+    play(at < last ? at : 0);
+  }
 
   /** @param {number} time */
   function frame(time) {
@@ -420,15 +427,15 @@ export function motionPart(ui) {
     const none = rows.every(({ weight }) => weight === 0);
     /** @param {string} text */
     const its = (text) => (none ? "" : [" For ", word(best.name), `: ${text}.`]);
-    if (moment === 0) return ["The query ", word(name), ` is ${d} numbers, and so is each key. The keys slide under it.`];
-    if (moment === 1) return "Each number of the query times that of the key: blue if both have the same sign, red if not.";
-    if (moment === 2) return ["The products of each key add up to its score, how well it fits the query.", its(number(best.raw))];
-    if (moment === 3 && overridden) return el("span", { class: "changed" }, "You gave this row its weights: the softmax of the scores is not used.");
+    if (moment === 0) return ["The query ", word(name), ` has ${d} numbers, and so does each key. The keys slide under the query.`];
+    if (moment === 1) return "Each number of the query is multiplied by the matching number of the key: blue if the signs agree, red if not.";
+    if (moment === 2) return ["The products of each key add up to its score: how well the key fits the query.", its(number(best.raw))];
+    if (moment === 3 && overridden) return el("span", { class: "changed" }, "You set the weights of this row: the softmax of the scores is not used.");
     if (moment === 3 && none) return "Every key is hidden: all weights are 0.";
     if (moment === 3) return [`${by}, then softmax: scores become weights, which sum to ${percent(total)}.`, its(`${number(best.score)} → ${percent(best.weight)}`)];
     if (moment === 4) return "Each key contributes its value, scaled by its weight.";
-    if (removed) return [el("span", { class: "changed" }, "This head is removed: it adds nothing,"), " for any weights."];
-    return ["The scaled values add up to what this head gives to ", word(name), "."];
+    if (removed) return [el("span", { class: "changed" }, "This head is removed: it adds nothing,"), " whatever its weights are."];
+    return ["The scaled values sum to this head's output for ", word(name), "."];
   }
 
   /**
@@ -491,12 +498,12 @@ export function motionPart(ui) {
     node,
     update,
     /** @param {number} from @param {number} to */
-    play(from, to) {
-      asked = row ? null : [from, to];
+    play(from, to, reads_ = true) {
+      asked = row ? null : [from, to, reads_];
       if (!row) return 0;
       if (!still.matches) {
-        play(from, to, true);
-        return MOMENTS.slice(from, to).reduce((sum, _, i) => sum + MOVES + readingTime(fill(el("p", {}), sentence(from + i)).textContent), 0);
+        play(from, to, reads_);
+        return MOMENTS.slice(from, to).reduce((sum, _, i) => sum + MOVES + (reads_ ? readingTime(fill(el("p", {}), sentence(from + i)).textContent) : RESTS), 0);
       }
       at = to;
       stop();

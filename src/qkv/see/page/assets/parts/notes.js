@@ -13,7 +13,7 @@ export function titleNode(data) {
 }
 
 export function helpOf() {
-  return el("p", { class: "note" }, "Hover or use the arrow keys to look. Click or press Enter to keep a token in view (add Shift to keep several); press Esc to release them.");
+  return el("p", { class: "note" }, "Hover over a token, or move with the arrow keys. Click or press Enter to keep a token in view (hold Shift to keep several); press Esc to release them.");
 }
 
 /**
@@ -38,12 +38,12 @@ export function notesOf({ state }, runs) {
   const texts = runs.map(({ source }) => /** @type {Source} */ (source).text);
   const said = [
     long &&
-      "A contribution is the length of what a key sends to a query, |weight × v W_O| (Kobayashi et al. 2020): a large weight on a short vector has little effect.",
+      "A contribution is the length of the vector that a key sends to a query, |weight × v W_O| (Kobayashi et al. 2020): a large weight on a short vector has little effect.",
     runs.some((run) => seenIn(run, [], state).away) &&
-      "Weights are not rescaled: the weight on tokens that are left out is shown as “out of sight”.",
+      "Weights are not rescaled: “not shown” is the weight on tokens that are left out.",
     state.merge &&
       texts.some(({ words, key_words: others }) => words || others) &&
-      `Merged: the weights on a word's subwords are summed, the weights from them are averaged${long ? "; summed lengths are an upper bound of the length of the sum" : ""}.`,
+      `Merged: the weights on a word's subwords are summed, and the weights from them are averaged${long ? "; a sum of lengths is an upper bound on the length of the vectors' sum" : ""}.`,
     ...texts[0].left_out,
   ];
   return said.filter(Boolean).map((line) => el("p", { class: "note" }, line));

@@ -59,6 +59,14 @@ export function outcomeOf(before, after, words) {
   return { rows, moved, shows };
 }
 
+/**
+ * The likeliest word now, and the likeliest word before the changes.
+ * @param {WordRow[]} rows
+ */
+function bestOf(rows) {
+  return [rows[0], rows.reduce((one, other) => (other.before > one.before ? other : one))];
+}
+
 /** @param {Now} now */
 function outcomeIn({ original, run, model }) {
   return outcomeOf(probabilitiesOf(original.logits), probabilitiesOf(run.logits), model.words);
@@ -88,10 +96,10 @@ function changedHeads(original, run) {
 export function claimOf(now) {
   if (!now.run.logits.length) return wordlessHeadline(now);
   const { rows, moved, shows } = outcomeIn(now);
-  const [best, was] = [rows[0], rows.reduce((one, other) => (other.before > one.before ? other : one))];
+  const [best, was] = bestOf(rows);
   const [sure, probability] = [best.after >= SURE, percent(best.after)];
   if (!now.state.edits.length)
-    return [sure ? "Best guess" : "Not sure", ...whereOf(now), `: ${sure ? "" : "its best guess is "}`, { word: best.word }, `, ${probability}.`];
+    return [sure ? "Best guess" : "Not sure", ...whereOf(now), `: ${sure ? "" : "the best guess is "}`, { word: best.word }, `, ${probability}.`];
   const before = percent(was.before);
   if (!moved) return inShort(now, (cause) => [...cause, " every probability stays the same"]);
   if (!shows) return inShort(now, (cause) => [...cause, " no probability moves by as much as 0.1%"]);
@@ -121,9 +129,9 @@ function inShort(now, told) {
  */
 function wordlessHeadline(now) {
   const [{ position, edits }, there] = [now.state, { word: nameAt(now, now.state.position) }];
-  if (!edits.length) return ["This model guesses no words: change something to see how far ", there, " moves."];
+  if (!edits.length) return ["This model does not guess words: change something to see how far ", there, " moves."];
   const alike = cosineAt(now.run.resid.at(-1), now.original.resid.at(-1), position, now.run.tokens.length);
-  return inShort(now, (cause) => [...cause, " the last vector has the cosine ", fixed(alike, SEEN)]);
+  return inShort(now, (cause) => [...cause, " the last vector's cosine with the original is ", fixed(alike, SEEN)]);
 }
 
 /**
@@ -140,50 +148,79 @@ function whereOf(now) {
 }
 
 /**
- * Describes the reader's changes in words that can begin a sentence.
+ * Describes the reader's changes in words that can begin a sentence, such as "without oak".
  * @param {Looked} now
  * @returns {Said[]}
  */
-function causeOf(now) {
+export function causeOf(now) {
+  const clauses = clausesOf(now);
+  if (clauses.length > 2) return ["with these changes"];
+  return clauses.flatMap(([cause], i) => (i ? [" and ", ...cause] : cause));
+}
+
+/**
+ * A headline about the effect of the changes on the guess; it begins with an order to the reader, such as "Hide oak".
+ * @param {Looked} now
+ * @returns {Said[]}
+ */
+export function headlineOf(now) {
+  if (!now.run.logits.length || !now.state.edits.length) return claimOf(now);
+  const clauses = clausesOf(now);
+  const order = clauses.length > 2 ? ["make these changes"] : clauses.flatMap(([, own], i) => (i ? [" and ", ...own] : own));
+  const { rows, moved, shows } = outcomeIn(now);
+  const [best, was] = bestOf(rows);
+  /** @type {Said[]} */
+  const says = !moved ? ["every probability stays the same"]
+    : !shows ? ["no probability moves by as much as 0.1%"]
+    : best === was ? ["it still says ", { word: best.word }]
+    : [{ word: was.word }, " becomes ", { word: best.word }];
+  return sentenceOf([...order, ", and ", ...says, ...(now.model.next ? [] : whereOf(now)), "."]);
+}
+
+/**
+ * The reader's changes, each in two forms: as a cause ("without oak") and as an order ("hide oak").
+ * @param {Looked} now
+ * @returns {[Said[], Said[]][]}
+ */
+function clausesOf(now) {
   /**
    * @template {keyof ByOp} Op
    * @param {Op} op
    */
   const of = (op) => editsOf(now.state.edits, op);
-  /** @type {Said[][]} */
+  /** @type {[Said[], Said[]][]} */
   const clauses = [];
+  /** @param {Said[]} what  with "with" or "without" before it, a cause @param {string} cause @param {string} order */
+  const put = (what, cause, order) => clauses.push([[cause, ...what], [order, ...what]]);
   const hidden = of("hide").map(({ token }) => token);
-  if (hidden.length) clauses.push(["without ", ...listOf(wordsAt(now, hidden))]);
+  if (hidden.length) put(listOf(wordsAt(now, hidden)), "without ", "hide ");
   for (const { layer, head } of of("ablate"))
-    clauses.push([head === undefined || head === null ? `without the heads of layer ${layer}` : `without head ${layer}.${head}`]);
-  for (const edit of of("swap")) {
-    clauses.push(["with ", { word: plainName(edit.with) }, " in place of ", { word: nameIn(now.original, edit.token) }]);
-  }
-  if (of("causal").length) clauses.push(["with later words hidden"]);
+    put([head === undefined || head === null ? `the heads of layer ${layer}` : `head ${layer}.${head}`], "without ", "turn off ");
+  for (const edit of of("swap")) put([{ word: plainName(edit.with) }, " in place of ", { word: nameIn(now.original, edit.token) }], "with ", "put ");
+  if (of("causal").length) clauses.push([["with later words hidden"], ["hide all later words"]]);
   if (of("mask").length) clauses.push(linksOf(now, of("mask")));
-  if (of("scale").length) clauses.push([`at ${heatWords(now.model, of("scale").at(-1).value)}`]);
+  if (of("scale").length) put([heatWords(now.model, of("scale").at(-1).value)], "at ", "use ");
   if (of("row").length) clauses.push(rowsOf(of("row")));
-  for (const edit of now.state.edits.filter(({ op }) => OPS[op].words))
-    clauses.push(["with ", ...changeWords(edit, now, (token) => ({ word: nameAt(now, token) }))]);
-  if (clauses.length > 2) return ["with these changes"];
-  return clauses.flatMap((clause, i) => (i ? [" and ", ...clause] : clause));
+  for (const edit of now.state.edits.filter(({ op }) => OPS[op].words)) put(changeWords(edit, now, (token) => ({ word: nameAt(now, token) })), "with ", "take ");
+  return clauses;
 }
 
 // Describes the hidden links in words.
-/** @param {Looked} now @param {ByOp["mask"][]} edits */
+/** @param {Looked} now @param {ByOp["mask"][]} edits @returns {[Said[], Said[]]} */
 function linksOf(now, edits) {
   const [{ query, key, layer, head }] = edits;
-  if (edits.length > 1) return [`with ${edits.length} links hidden`];
+  if (edits.length > 1) return [[`with ${edits.length} links hidden`], [`hide ${edits.length} links`]];
   const where = layer === undefined || layer === null ? "" : head === undefined || head === null ? ` in layer ${layer}` : ` in head ${layer}.${head}`;
-  return ["with ", { word: nameAt(now, key) }, " hidden from ", { word: nameAt(now, query) }, where];
+  const [from, to] = [query, key].map((token) => ({ word: nameAt(now, token) }));
+  return [["with ", to, " hidden from ", from, where], ["hide ", to, " from ", from, where]];
 }
 
 // Describes in words the rows of weights that the reader set.
-/** @param {ByOp["row"][]} edits */
+/** @param {ByOp["row"][]} edits @returns {[Said[], Said[]]} */
 function rowsOf(edits) {
   const [{ layer, head }] = edits;
-  if (edits.length > 1) return [`with ${edits.length} rows of your weights`];
-  return [`with your weights in head ${layer}.${head}`];
+  if (edits.length > 1) return [[`with ${edits.length} rows of your weights`], [`set ${edits.length} rows of weights`]];
+  return [[`with your weights in head ${layer}.${head}`], [`set a row of weights in head ${layer}.${head}`]];
 }
 
 /** @param {Looked} now @param {number} token */
@@ -247,7 +284,7 @@ export function outcomePart(ui, store) {
     headline.toggleAttribute("data-old", !known);
     if (run && state.position === null) {
       headline.removeAttribute("data-old");
-      fill(headline, "There is no word to look at yet: write a sentence.");
+      fill(headline, "There is no word yet: write a sentence.");
       for (const part of [bars, more]) fill(part);
       drawn = "";
     }
@@ -279,10 +316,10 @@ export function outcomePart(ui, store) {
     const plot = el("div", { class: "outcome-chart" });
     box.append(
       el("div", {}, el("h4", {}, "How similar ", there, " is to the original"), el("p", { class: "note" },
-        "The cosine between its vectors before and after your changes: after the embeddings, then after each layer."), plot),
+        "The cosine between its vectors with and without your changes, after the embeddings and after each layer."), plot),
       el("div", {}, el("h4", {}, "The heads that changed most"), headList(store, changedHeads(now.original, now.run),
         "The share of attention weight that moved, averaged over all rows. Bars go from 0% to 100%.",
-        "No head changed visibly: in each, less than 0.1% of the weight has moved.")),
+        "No head changed visibly: in each, less than 0.1% of the weight moved.")),
     );
     const paint = () => fill(plot, alikeChart(plot, alike));
     paint();
@@ -305,7 +342,7 @@ export function wordBars(now, { rows }) {
   return [
     el("h3", {}, title),
     wordTable(rows, edited ? ["before", "now"] : null),
-    edited ? barLegend(["before", "now"], ` · new, lost: among the ${FIRST} likeliest only now, or only before`) : null,
+    edited ? barLegend(["before", "now"], ` · new: among the ${FIRST} likeliest words only now; lost: only before`) : null,
   ];
 }
 

@@ -117,9 +117,9 @@ export function paintBar(ui, store, step) {
     const name = `${named(head.rows[r].name)} → ${named(head.columns[c].name)}`;
     const { edits } = store.state;
     if (pairs.some(([i, j]) => masksOf(edits, i, j, at.l, at.h).length)) return "";
-    if (head.hidden(r, c)) return `${name} is hidden by ${head.changed(r, c) ? "another change: undo that one" : "the model itself"}.`;
+    if (head.hidden(r, c)) return `${name} is hidden by ${head.changed(r, c) ? "another change: undo that change" : "the model itself"}.`;
     if (where === "head" && pairs.some(([position]) => setRow(edits, at.l, at.h, position)))
-      return `The weights of ${named(head.rows[r].name)} are set by hand here, so masks have no effect: reset them first.`;
+      return `The weights of ${named(head.rows[r].name)} are set by hand here, so masks have no effect: reset these weights first.`;
     return own === null ? "There are no tokens." : "";
   }
 
@@ -242,6 +242,8 @@ export function paintBar(ui, store, step) {
       painted = false;
       return true;
     },
+    /** Switches painting off. */
+    lift: () => on.input.checked && on.input.click(),
     /** @param {number} r @param {number} c */
     changed: (r, c) => passes(r, c) || told.head.changed(r, c),
     /**

@@ -1,5 +1,5 @@
 // The same head in two texts. In each text, one token is chosen, and the page shows the tokens that the chosen token
-// looks at. Heat maps show the weights of both texts, and the difference of the weights, on a shared axis of tokens.
+// attends to. Heat maps show the weights of both texts, and the difference of the weights, on a shared axis of tokens.
 
 import { foldedTable } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
@@ -22,7 +22,7 @@ import "./pair.css";
 /** @typedef {ReturnType<typeof sideOf>} Side */
 /** @typedef {{rows: Axis, columns: Axis, names: string[]}} Shown  both axes, and the names of the texts */
 
-const AWAY = "out of sight";
+const AWAY = "not shown";
 const CELLS = 40; // up to this number of columns, the maps have cells; beyond it, the three maps are pictures side by side
 
 /**
@@ -61,7 +61,7 @@ function sideOf(ui, { heard, onpick }) {
 
   /** @param {number | null} r */
   function preview(r, aloud = false) {
-    if (r === hover) return;
+    if (r === hover || !(r === null || self.head.rows[r])) return; // the lines may still be those of a longer text
     hover = r;
     if (r !== null && aloud && !self.held.length) self.cursor = self.head.rows[r].first;
     refresh(aloud);
@@ -268,7 +268,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
     const away = heads.some((head) => head.away);
     const lacks = [0, 1].map((k) => [...rows.positions, ...columns.positions].some((both) => both[k] === null));
     const say = heads[0].live ? percent : undefined;
-    const axes = { say, rows: rows.names, columns: columns.names, high, absent: lacks.some(Boolean) && "a token of one text only" };
+    const axes = { say, rows: rows.names, columns: columns.names, high, absent: lacks.some(Boolean) && "a token in only one text" };
     /** @param {(i: number, j: number) => number | null | undefined} value */
     const extra = (value) => (away ? { name: AWAY, value: (/** @type {number} */ i) => value(i, size) } : null);
     const own = [0, 1].map((k) => {
@@ -337,7 +337,7 @@ function pairTold(now, sides, rows) {
   };
   const names = rows.map((own) => (own.length ? named(now.rows.names[own[0]]) : "nothing"));
   return {
-    caption: `What ${names[0]} looks at in ${now.names[0]}, and ${names[1]} in ${now.names[1]}`,
+    caption: `What ${names[0]} attends to in ${now.names[0]}, and ${names[1]} in ${now.names[1]}`,
     columns: [...now.names, "difference"],
     rows: now.columns.positions.map(line),
   };

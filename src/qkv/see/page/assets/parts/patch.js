@@ -91,7 +91,7 @@ function headOptions(at, model) {
 export function patchPanel(ui, store) {
   const id = ui.id("patch");
   const field = el("input", { id, type: "text", spellcheck: "false", autocomplete: "off", maxlength: LONGEST });
-  const second = el("button", { type: "button", onclick: () => write(store.state.second ?? "") }, "Take the second sentence");
+  const second = el("button", { type: "button", onclick: () => write(store.state.second ?? "") }, "Use the second sentence");
   const put = el("button", { type: "button", class: "put", onclick: patch }, "Patch");
   const said = el("p", { class: "said", role: "status" });
   const cut = el("div", { class: "scroll cut", tabindex: 0, role: "group", "aria-label": "both sentences, token by token" });
@@ -107,7 +107,7 @@ export function patchPanel(ui, store) {
     menu(ui, "At", own((value) => (picked.token = value === ALL ? ALL : Number(value)))),
   ];
   const node = el("div", { class: "steer-panel" },
-    el("p", { class: "note" }, "Activation patching: one activation of your sentence is replaced by the one from another sentence with the same number of tokens. The result shows what that activation carries."),
+    el("p", { class: "note" }, "Activation patching: one activation of your sentence is replaced by the corresponding activation of another sentence with the same number of tokens. The result shows what information this activation carries."),
     el("div", { class: "fields" }, el("div", { class: "field" }, el("label", { for: id }, "The other sentence"), field), second),
     said, cut,
     el("div", { class: "bar" }, what.node, layer.node, head.node, token.node, put));
@@ -186,13 +186,13 @@ export function patchPanel(ui, store) {
   function saidOf() {
     const tokens = told.run.tokens;
     if (other.error) return [other.error];
-    if (!other.text) return ["Write a sentence that differs in a word or two."];
+    if (!other.text) return ["Write a sentence that differs from yours in a word or two."];
     if (!other.run) return ["Reading …"];
     const far = other.run.tokens;
-    if (!fits()) return [`Your sentence has ${tokens.length} tokens and the other has ${far.length}. They must have the same number.`];
+    if (!fits()) return [`Your sentence has ${tokens.length} tokens, and the other sentence has ${far.length}: both must have the same number.`];
     const apart = range(0, far.length).filter((t) => tokens[t] !== far[t]);
-    if (!apart.length) return [`Both have ${far.length} tokens, and all of them are the same: a patch changes nothing.`];
-    return [`Both have ${far.length} tokens. They differ at `, ...listOf(apart.map((t) => `${t} (${named(tokens[t])} / ${named(far[t])})`)), "."];
+    if (!apart.length) return [`Both have the same ${far.length} tokens: a patch changes nothing.`];
+    return [`Both have ${far.length} tokens. They differ at position `, ...listOf(apart.map((t) => `${t} (${named(tokens[t])} / ${named(far[t])})`)), "."];
   }
 
   return {

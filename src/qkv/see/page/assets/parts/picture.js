@@ -505,5 +505,5 @@ export async function pngOf(picture) {
   await image.decode();
   const canvas = el("canvas", { width: Math.round(wide * times), height: Math.round(tall * times) });
   canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-  return new Promise((resolve, reject) => canvas.toBlob((/** @type {Blob | null} */ blob) => (blob ? resolve(blob) : reject(new Error("The browser makes no picture of this size.")))));
+  return new Promise((resolve, reject) => canvas.toBlob((/** @type {Blob | null} */ blob) => (blob ? resolve(blob) : reject(new Error("The browser cannot make a picture of this size.")))));
 }

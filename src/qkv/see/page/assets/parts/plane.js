@@ -26,6 +26,14 @@ export function lineColour(k) {
 }
 
 /**
+ * Says where a stage is, for use after "vectors".
+ * @param {Stage} stage
+ */
+export function whereOf({ name }) {
+  return name === "embeddings" ? "at the embeddings" : name;
+}
+
+/**
  * Round numbers along an axis.
  * @param {number} low
  * @param {number} high
@@ -190,7 +198,7 @@ export function planePart(ui, shift, named) {
     picture.setAttribute("viewBox", `0 0 ${size.width} ${size.height}`);
     picture.setAttribute("width", String(size.width));
     picture.setAttribute("height", String(size.height));
-    picture.setAttribute("aria-label", `${tokens.length} words as arrows from their static vectors to ${stage.name}; the table has the numbers`);
+    picture.setAttribute("aria-label", `${tokens.length} words as arrows from their static vectors to their vectors ${whereOf(stage)}; the table has the numbers`);
     fill(picture, axes(size), arrows, labels(shown_, stage, size, dots));
   }
 

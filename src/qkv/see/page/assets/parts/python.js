@@ -31,7 +31,7 @@ export function pythonOf(data, { state, original }) {
     ...(plain ? [] : ["ids = list(model.tokenize(text).ids)"]),
     `trace = model.trace(${plain ? "text" : "ids"}, logits=True${edit.join("\n")})`,
     "",
-    `pattern = trace["pattern", ${layer}][0, ${head}]  # ${size} tokens look at ${size}`,
+    `pattern = trace["pattern", ${layer}][0, ${head}]  # ${size} tokens attend to ${size}`,
     ...(query === null ? [] : [`print(pattern[${query}].round(3))`]),
     ...(position === null ? [] : [`logits = trace["logits"][0, ${position}]  # how well each word of the vocabulary fits there`, "probabilities = np.exp(logits - logits.max())", "probabilities /= probabilities.sum()"]),
     "",

@@ -6,7 +6,7 @@
 const PAUSE = 150; // milliseconds: a text is read after a pause of this length
 
 /**
- * Runs texts when the reader pauses; applies no edits and computes no logits. A later request replaces an earlier
+ * Runs texts when the reader pauses; applies no edits and does not compute logits. A later request replaces an earlier
  * request.
  * @param {Store} store
  * @param {(runs: Run[] | null[], error: string) => void} heard

@@ -121,14 +121,14 @@ export function saveMenu(ui, around, about) {
       const called = `${fileName(name, there().text)}.${kind}`;
       const free = letsFilesOut();
       handOver(called, blob ?? new Blob([text], { type: kind === "svg" ? "image/svg+xml" : "text/csv" }));
-      fill(done, free ? `Saved: ${called}` : `The frame around this page may not allow saving ${called}.${text ? " Copy it from here." : " Open the page in its own window instead."}`);
+      fill(done, free ? `Saved: ${called}` : `The frame around this page may prevent you from saving ${called}.${text ? " Copy it from here." : " Open the page in its own window instead."}`);
       if (!free && text) {
         paper ??= toTakeAway(ui);
         box.append(paper.node);
         paper.show(called, text);
       }
     } catch (/** @type {any} */ reason) {
-      fill(done, `It cannot be saved: ${reason.message}`);
+      fill(done, `The file cannot be saved: ${reason.message}`);
     }
     ui.say(done.textContent);
   }

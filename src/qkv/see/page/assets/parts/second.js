@@ -37,7 +37,7 @@ export function secondPart(ui, store) {
   const [alike, words] = [el("div", {}), el("div", {})];
   const more = el("div", { class: "outcome second-more" }, alike, words);
   const node = el("div", { class: "second", "data-part": "second" },
-    el("h3", {}, el("label", { for: id }, "A second sentence beside it")), el("div", { class: "write" }, field, begin, away), unread, fit, pair.node, more);
+    el("h3", {}, el("label", { for: id }, "A second sentence to compare")), el("div", { class: "write" }, field, begin, away), unread, fit, pair.node, more);
   /** @type {[number, number | null, number | null, string, (() => void) | null]} */
   let [typed, own, chosen, drawn, chart] = [-Infinity, null, null, "", null]; // own: the chosen token of the second text, if any
   /** @type {Told} */
@@ -85,7 +85,9 @@ export function secondPart(ui, store) {
     if (made === drawn) return;
     drawn = made;
     const lost = state.edits.length - second.edits.length;
-    fill(fit, lost ? `Your changes apply to both sentences, except ${lost} of ${state.edits.length}: the second sentence has other words.` : "Your changes apply to both sentences.");
+    const some = state.edits.length > 1 ? `${lost} of your ${state.edits.length} changes` : "Your change";
+    fill(fit, !lost ? "Your changes apply to both sentences."
+      : `${some} ${lost > 1 ? "do not fit the second sentence and apply" : "does not fit the second sentence and applies"} only to the first.`);
     const other = Math.min(own ?? partnerOf(second.axis, state.query) ?? second.position ?? 0, second.run.tokens.length - 1);
     pair.set({
       state,
@@ -102,7 +104,7 @@ export function secondPart(ui, store) {
 }
 
 /**
- * Fills `box` with the similarity of the chosen tokens, and with the heads in which they look at different words.
+ * Fills `box` with the similarity of the chosen tokens, and with the heads in which they attend to different words.
  * Returns a function that draws the chart of the similarity.
  * @param {Two} now
  * @param {HTMLElement} box
@@ -116,11 +118,11 @@ function drawAlike({ state, run, second }, box, other, store) {
   const name = a === b ? [word(a), " is in both"] : [word(a), " and ", word(b), " are"];
   const plot = el("div", { class: "outcome-chart" });
   fill(box, el("div", {}, el("h4", {}, "How similar ", name), el("p", { class: "note" },
-    "The cosine between its vectors in the two sentences: after the embeddings, then after each layer."), plot),
-    el("div", {}, el("h4", {}, "Where they look at different words"),
-      headList(store, apart(run, second, own, other), "The share of the row's weight that goes to other tokens in the second sentence. Bars go from 0% to 100%.",
-        "In no head: less than 0.5% of the weight goes to other tokens in each.")));
-  const paint = () => fill(plot, alikeChart(plot, alike, "cosine between both"));
+    "The cosine between the two vectors, after the embeddings and after each layer."), plot),
+    el("div", {}, el("h4", {}, "Where they attend to different words"),
+      headList(store, apart(run, second, own, other), "The share of the attention weight that goes to different tokens in the second sentence. Bars go from 0% to 100%.",
+        "No head differs visibly: in each, less than 0.5% of the weight goes to different tokens.")));
+  const paint = () => fill(plot, alikeChart(plot, alike, "cosine of the two vectors"));
   paint();
   return paint;
 }
@@ -156,7 +158,7 @@ function apart(run, second, own, other) {
 }
 
 /**
- * The model's guesses in both texts; null if the model gives no logits, or if one of the texts has no position for a
+ * The model's guesses in both texts; null if the model has no logits, or if one of the texts has no position for a
  * guess.
  * @param {Two} now
  */

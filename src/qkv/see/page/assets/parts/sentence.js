@@ -14,6 +14,7 @@ import { LONGEST } from "../store/limits.js";
 import { lessonButton } from "./cards.js";
 import { pythonOf } from "./python.js";
 import { toTakeAway } from "./save.js";
+import { sharePart } from "./share.js";
 import { listOf, nameIn, spelled } from "./words.js";
 import "./sentence.css";
 
@@ -39,10 +40,15 @@ import "./sentence.css";
  */
 
 /** @param {any} data */
-export const gapsSaid = ({ mask }) => `A gap is a word that the model guesses. Type it as ${GAP}, _, ${mask}, or ? between words.`;
+export const gapsSaid = ({ mask }) => `A gap is a word that the model guesses. Type it as ${GAP}, _ or ${mask}, or as ? between words.`;
 const UNKNOWN = /^[[<]unk[\]>]$/i; // the tokens for unknown words
 
-/** @param {Ui} ui @param {LiveStore} store @returns {Part} */
+/**
+ * `acts` has the controls that change the words; a page can show them elsewhere.
+ * @param {Ui} ui
+ * @param {LiveStore} store
+ * @returns {Part & {acts: HTMLElement}}
+ */
 export function sentencePart(ui, store) {
   const field = el("textarea", { class: "text", dir: "auto", rows: 1, spellcheck: "false", autocomplete: "off", maxlength: LONGEST, "aria-label": "Your sentence" });
   const chips = chipRow(ui, store);
@@ -50,9 +56,9 @@ export function sentencePart(ui, store) {
   const chosen = chosenWord(store);
   const undo = el("button", { type: "button", onclick: () => store.undo() }, "Undo");
   const beside = el("button", { type: "button", onclick: () => store.set({ beside: !store.state.beside }) }, "Beside the original");
-  const another = el("button", { type: "button", class: "in-whole another", onclick: () => store.set({ second: last.sentence, tab: "heads" }) }, "Beside another sentence");
+  const another = el("button", { type: "button", class: "in-whole another", onclick: () => store.set({ second: last.sentence, tab: "sentence" }) }, "Beside another sentence");
   const paper = toTakeAway(ui);
-  const share = el("button", { type: "button", class: "in-whole", onclick: () => giveAddress() }, "Share");
+  const share = sharePart(ui, store);
   const python = el("button", { type: "button", class: "in-whole", onclick: () => paper.show("The same numbers in Python", pythonOf(store.data, /** @type {Now} */ (last))) }, "Copy as Python");
   const notes = el("div", { class: "unread" });
   /** @type {Told} */
@@ -70,12 +76,11 @@ export function sentencePart(ui, store) {
     chips.focus();
   });
   offer.addEventListener("click", () => pending && store.set({ edits: pending.edits }));
-  const giveAddress = () => paper.show("The address of this view", store.address({ theme: null }), reachOf(location));
 
   const node = el("div", { "data-part": "sentence" }, el("div", { class: "write" }, field, exampleMenu(store), lessonButton(store)),
-    notes, chips.node,
-    el("div", { class: "acts" }, offer, chosen.node, el("span", { class: "tools", role: "group", "aria-label": "the whole" }, undo, beside, another, share, python)),
-    paper.node);
+    notes, el("div", { class: "row" }, el("span", { class: "tools", role: "group", "aria-label": "the whole" }, undo, beside, another, share.opener, python), chips.node),
+    share.node, paper.node);
+  const acts = el("div", { class: "acts", "data-part": "words" }, offer, chosen.node);
 
   /** @param {Told} now */
   function update(now) {
@@ -85,10 +90,11 @@ export function sentencePart(ui, store) {
     if (withSigns(field.value, store.data) !== told) [field.value, typed] = [told, -Infinity];
     undo.disabled = !store.canUndo;
     beside.disabled = !state.edits.length;
-    another.hidden = !state.inside || state.second !== null;
+    another.hidden = !state.inside || state.second !== null || state.tab !== "sentence";
     beside.setAttribute("aria-pressed", String(state.beside && state.edits.length > 0));
-    python.disabled = share.disabled = offer.disabled = !run;
+    python.disabled = share.opener.disabled = offer.disabled = !run;
     if (!run) return;
+    share.update(/** @type {Now} */ (now));
     pending = offerOf(store.data, now);
     fill(offer, pending ? pending.label : "Hide a word");
     offer.disabled = !pending;
@@ -98,17 +104,7 @@ export function sentencePart(ui, store) {
     const about = state.only ? "" : [store.data.guesses ? gapsSaid(store.data) : "", addedTo(run)].filter(Boolean).join(" "); // a frame in a lesson is small
     fill(notes, unreadOf(now.sentence, run, now.model), about && el("p", { class: "note" }, about));
   }
-  return { node, update };
-}
-
-/**
- * A note about an address that other people cannot open; an empty text for other addresses.
- * @param {{protocol: string, hostname: string}} page the location of the page
- */
-export function reachOf({ protocol, hostname }) {
-  if (["about:", "data:"].includes(protocol)) return "This page is embedded in another page, so its address does not work elsewhere.";
-  const hosted = ["http:", "https:"].includes(protocol) && !/^(127\.[\d.]+|\[::1\]|(.+\.)?localhost)$/.test(hostname);
-  return hosted ? "" : "This address works on this machine only.";
+  return { node, acts, update };
 }
 
 // A sentence about the tokens that the tokenizer adds to a text; empty if it adds none.
@@ -133,7 +129,7 @@ export function unreadOf(text, { tokens, offsets, cut }, model) {
   const parts = offsets.filter((_, t) => UNKNOWN.test(tokens[t])).map(([first, last]) => text.slice(first, last).trim());
   const named = [...new Set(parts)].filter((part) => part && !UNKNOWN.test(part)).map((part) => ({ word: part }));
   return [
-    cut ? el("p", { class: "note" }, `The text is too long: the model reads its first ${tokens.length} tokens.${gap}`) : null,
+    cut ? el("p", { class: "note" }, `The text is too long: the model reads only its first ${tokens.length} tokens.${gap}`) : null,
     named.length ? el("p", { class: "note" }, "The model does not know ", spelled(listOf(named)), `: it reads ${tokens[unknown]} there.`) : null,
   ];
 }
@@ -310,7 +306,7 @@ function chosenWord(store) {
     hide.setAttribute("aria-pressed", String(has("hidden")));
     hide.hidden = String(offer?.tokens) === String(positions());
     mask.hidden = !has("swapped") && (has("mask") || !known.has(maskOf(now.model)));
-    mask.textContent = has("swapped") ? "Put back" : "Replace by a gap";
+    mask.textContent = has("swapped") ? "Put back" : "Replace with a gap";
     guess.hidden = has("position");
     swap.setAttribute("aria-label", `a word in place of ${named(span.word)}`);
   }

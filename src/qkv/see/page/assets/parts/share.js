@@ -1,35 +1,36 @@
-// The reader can share a picture of the sentence before and after the changes, and the page in its current state. A
-// page on the web is shared as an address, any other page as a file that contains the changes.
+// The reader can share a card that says what the changes do, and the page in its current state: as an address, or as a
+// file that contains the changes. The address may be a dare: the page then first asks the reader what the model will say.
 
 import { el, fill } from "../base/elements.js";
-import { claimOf } from "./outcome.js";
-import { pictureOf, pngOf } from "./picture.js";
+import { cardPart, isHosted } from "./card.js";
+import { canDare } from "./dare.js";
 import { handOver, toTakeAway } from "./save.js";
-import { reachOf } from "./sentence.js";
-import { stage } from "./stage.js";
-import { spelled } from "./words.js";
 import "./share.css";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {import("../store/store.js").Now} Now */
-/** @typedef {import("./outcome.js").Looked} Looked */
 /** @typedef {import("../store/store.js").LiveStore} LiveStore */
 
-/** @param {Ui} ui @param {LiveStore} store @param {() => void} close */
-export function sharePart(ui, store, close) {
-  const [before, after] = [stage(ui), stage(ui)];
-  const [first, second] = [before, after].map(({ node }) => el("div", { class: "side" }, el("h3", {}), node));
-  const card = el("div", { class: "postcard" }, first, second);
+/**
+ * A button, and the part that it opens.
+ * @param {Ui} ui
+ * @param {LiveStore} store
+ */
+export function sharePart(ui, store) {
+  const card = cardPart(ui);
   const done = el("span", { class: "dim", role: "status" });
   const paper = toTakeAway(ui);
   /** @param {string} label @param {() => any} act */
   const button = (label, act) => el("button", { type: "button", onclick: () => attempt(act) }, label);
   const far = ["http:", "https:"].includes(location.protocol);
-  const page = far
-    ? button("Copy the address", () => paper.show("The address of this view", store.address({ theme: null }), reachOf(location)))
-    : button("Save this page with your changes", savePage);
+  const ask = el("input", { type: "checkbox" });
+  const asks = el("label", { class: "asks" }, ask, " ask readers first what the model will say");
+  const opener = el("button", { type: "button", class: "in-whole", "aria-expanded": "false", onclick: () => toggle() }, "Share");
   const node = el("section", { class: "share", "data-part": "share", "aria-label": "Share", hidden: true },
-    card, el("div", { class: "acts" }, button("Copy the picture", copy), button("Save the picture", save), page, el("button", { type: "button", onclick: close }, "Close")), done, paper.node);
+    card.node,
+    el("div", { class: "acts" }, button("Save the card", save), button("Copy the card", copy), button("Copy the address", () => paper.show("The address of this view", address(), reachOf(location))),
+      far ? null : button("Save this page with your changes", savePage), asks, el("button", { type: "button", onclick: () => [toggle(), opener.focus()] }, "Close")),
+    done, paper.node);
   /** @type {Now | null} */
   let last = null;
 
@@ -38,29 +39,29 @@ export function sharePart(ui, store, close) {
     try {
       fill(done, (await act()) ?? "");
     } catch (/** @type {any} */ reason) {
-      fill(done, `That did not work: ${reason.message}`);
+      fill(done, `The page cannot do this: ${reason.message}`);
     }
   }
 
-  const png = () => pngOf(pictureOf(ui, card, `${last?.model.name} · qkv, attention you can read, see and run`));
+  const address = () => store.address({ theme: null, dare: false, ...(!asks.hidden && ask.checked ? { dare: true, view: "front" } : {}) });
 
   async function copy() {
-    const blob = await png();
+    const blob = await card.png();
     try {
       await navigator.clipboard.write([new ClipboardItem({ "image/png": blob })]);
       return "Copied.";
     } catch {
-      return "This browser does not let a page copy pictures: save it instead.";
+      return "This browser does not let pages copy pictures: save the picture instead.";
     }
   }
 
   async function save() {
-    handOver("qkv.png", await png());
+    handOver("qkv.png", await card.png());
     return "Saved as qkv.png.";
   }
 
   function savePage() {
-    handOver("qkv-play.html", new Blob([pageWith(new URL(store.address({ theme: null })).hash)], { type: "text/html" }));
+    handOver("qkv-play.html", new Blob([pageWith(new URL(address()).hash)], { type: "text/html" }));
     return "Saved as qkv-play.html: it opens as you left it, offline, on any machine.";
   }
 
@@ -68,24 +69,25 @@ export function sharePart(ui, store, close) {
   function update(now) {
     last = now;
     if (node.hidden) return;
-    const { edits } = now.state;
-    second.hidden = !edits.length;
-    const { original: run, state } = now;
-    const plain = { ...now, sentence: state.text, run, words: run.words ?? [], state: { ...state, edits: [] } };
-    [plain, now].forEach((told, k) => {
-      [before, after][k].update(told);
-      fill([first, second][k].firstChild, state.position === null ? null : spelled(claimOf(/** @type {Looked} */ (told))));
-    });
+    asks.hidden = !canDare(store, now);
+    card.update(now);
   }
-  return {
-    node,
-    update,
-    toggle() {
-      node.hidden = !node.hidden;
-      if (last) update(last);
-      return !node.hidden;
-    },
-  };
+
+  function toggle() {
+    node.hidden = !node.hidden;
+    opener.setAttribute("aria-expanded", String(!node.hidden));
+    if (last) update(last);
+  }
+  return { node, opener, update };
+}
+
+/**
+ * A note about an address that other people cannot open; an empty text for other addresses.
+ * @param {{protocol: string, hostname: string}} page  the location of the page
+ */
+export function reachOf(page) {
+  if (["about:", "data:"].includes(page.protocol)) return "This page is embedded in another page, so its address does not work elsewhere.";
+  return isHosted(page) ? "" : "This address works on this machine only.";
 }
 
 /**

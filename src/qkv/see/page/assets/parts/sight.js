@@ -366,15 +366,15 @@ function lookWords(head, r, where, long) {
   const { rows, columns, known, gone, source } = head;
   const said = [word(rows[r].name, "The"), which(rows, r)];
   const [c, value] = known(r)[0] || [0, 0];
-  if (!(value > 0)) said.push(` looks at nothing in sight (${where})`);
+  if (!(value > 0)) said.push(` attends to none of the tokens shown (${where})`);
   else {
     const itself = !source.text.keys && columns[c].first === rows[r].first;
-    said.push(long ? ` takes most in ${where} from ` : " looks at ");
+    said.push(long ? " receives most from " : " attends to ");
     said.push(itself ? "itself" : word(columns[c].name), itself ? "" : which(columns, c));
-    said.push(long ? `: a vector of length ${number(value)}` : `: ${head.say(value)} (${where})`);
+    said.push(`: ${long ? `a vector of length ${number(value)}` : head.say(value)} (${where})`);
   }
   if (head.away)
-    said.push(`; ${!head.live && gone(r) > 0 && gone(r) < 0.005 ? "less than 0.01" : head.say(gone(r))} is out of sight`);
+    said.push(`; ${!head.live && gone(r) > 0 && gone(r) < 0.005 ? "less than 0.01" : head.say(gone(r))} is on tokens not shown`);
   return [...said, "."];
 }
 
@@ -386,7 +386,7 @@ function lookWords(head, r, where, long) {
  */
 export function wordsOfRows(head, rows, at) {
   const { text } = head.source;
-  if (!rows.length) return text.length ? "Nothing is in sight." : "There are no tokens.";
+  if (!rows.length) return text.length ? "No token is shown." : "There are no tokens.";
   const said = rows.slice(0, 3).map((r, k) => [k ? " " : "", lookWords(head, r, head.where, at.mode === "length")]);
   return [said, rows.length > 3 ? ` And ${rows.length - 3} more.` : ""];
 }
@@ -417,7 +417,7 @@ export function cellNumbers(head, state, r, c) {
   const last = long ? "contribution" : "weight";
   if (!to)
     return {
-      title: `${named(from.name)} → out of sight`,
+      title: `${named(from.name)} → not shown`,
       fields: [[last, exact(head.gone(r))]],
     };
   const [i, j] = [from.first, to.first];

@@ -49,7 +49,7 @@ export function stage(ui, onword = null) {
     paths.clear();
     fill(lines);
     gap = null;
-    fill(words, all.flatMap((one) => [one.before, one.gap ? gapNode() : one.plain || !onword ? el("span", { class: "w plain", "data-token": one.first }, drawn(one.text)) : wordNode(one)]));
+    fill(words, all.flatMap((one) => [one.before, one.gap ? gapNode(one) : one.plain || !onword ? el("span", { class: "w plain", "data-token": one.first }, drawn(one.text)) : wordNode(one)]));
     text.dir = directionOf(now.sentence);
     text.classList.toggle("long", now.sentence.length > LONG);
   }
@@ -59,20 +59,18 @@ export function stage(ui, onword = null) {
     return el("button", { type: "button", class: "w", "data-token": first, onclick: () => onword?.([first, last]) }, drawn(name));
   }
 
-  function gapNode() {
+  /** @param {StageWord} one */
+  function gapNode({ first }) {
     const guess = el("span", { class: "guess" });
     const share = el("small", {});
     gap = { guess, share, word: null };
-    return el("span", { class: "gap", role: "img" }, guess, share);
+    return el("span", { class: "gap", role: "img", "data-token": first }, guess, share);
   }
 
   /** @param {Now} now */
   function guessNow({ run, model }) {
     if (!gap || !run.logits.length) return;
-    const probabilities = probabilitiesOf(run.logits);
-    const [id] = likeliestOf(probabilities, 1);
-    const name = visible(guessName(model.words, id));
-    const said = probabilities[id] < 0.1 ? `not sure, ${percent(probabilities[id])}` : percent(probabilities[id]);
+    const { word: name, share: said } = guessOf(run.logits, model.words);
     fill(gap.share, said);
     gap.guess.parentNode.setAttribute("aria-label", `the model's guess: ${name}, ${said}`);
     if (gap.word === name) return;
@@ -89,14 +87,6 @@ export function stage(ui, onword = null) {
     gap.word = name;
   }
 
-  /**
-   * The words to which lines may lead, the largest weight first.
-   * @param {Float64Array} own  the weight of each word
-   */
-  function inOrder(own) {
-    return [...own.keys()].filter((i) => i !== from && !all[i].plain && !all[i].gap && own[i] > 0).sort((a, b) => own[b] - own[a]);
-  }
-
   /** Draws the lines at the current positions of the words. */
   function draw() {
     if (!weights || !text.clientWidth) return;
@@ -105,12 +95,11 @@ export function stage(ui, onword = null) {
     const size = parseFloat(getComputedStyle(text).fontSize);
     lines.setAttribute("viewBox", `0 0 ${box.width} ${box.height}`);
     const [places, rows] = placesIn([...words.children].map(boxOf));
-    const order = inOrder(own);
-    const shown = new Set(order.slice(0, MAX_LINES).filter((i, rank) => rank < FEWEST || own[i] >= LEAST));
+    const shown = linesTo(all, own, from);
     all.forEach(({ first }, i) => {
-      const path = paths.get(first);
-      if (!shown.has(i)) return path?.style.setProperty("stroke-opacity", "0");
-      const wide = THINNEST + PER_WEIGHT * own[i];
+      const [path, drawn_] = [paths.get(first), shown.get(i)];
+      if (!drawn_) return path?.style.setProperty("stroke-opacity", "0");
+      const wide = drawn_.wide * Math.min(1, size / 32); // small type has thinner lines
       const d = wayOf(places[from], places[i], rows, wide, size);
       const line = path ?? svg("path", { d });
       if (!path) {
@@ -119,7 +108,7 @@ export function stage(ui, onword = null) {
       }
       line.setAttribute("d", d);
       line.style.setProperty("stroke-width", String(wide));
-      line.style.setProperty("stroke-opacity", String(0.35 + 0.65 * Math.min(1, own[i] * 4)));
+      line.style.setProperty("stroke-opacity", String(drawn_.opacity));
     });
   }
 
@@ -133,32 +122,27 @@ export function stage(ui, onword = null) {
     const made = JSON.stringify([now.sentence, now.words, now.state.position]);
     if (made !== built) build(now);
     built = made;
-    const hidden = new Set(editsOf(now.state.edits, "hide").map(({ token }) => token));
-    const swapped = new Set(editsOf(now.state.edits, "swap").map(({ token }) => token));
-    /** @param {StageWord} one */
-    const isOff = ({ first, last }) => range(first, last).every((t) => hidden.has(t));
+    const { isOff, isSwapped } = marksOf(now);
     all.forEach((one, i) => {
       const button = words.children[i];
       if (one.gap || one.plain) return;
       const off = isOff(one);
       if (onword) button.setAttribute("aria-pressed", String(off));
       button.classList.toggle("off", off);
-      button.classList.toggle("changed", swapped.has(one.first));
+      button.classList.toggle("changed", isSwapped(one));
     });
     guessNow(now);
-    const T = now.run.tokens.length;
-    const position = query ?? now.state.position;
-    const hasGap = query === undefined && all.some(({ gap: missing }) => missing);
-    from = all.findIndex(({ first, last, gap: missing }) => (hasGap ? missing : position !== null && first <= position && position < last));
-    const row = bare || position === null || from < 0 ? null : meanRow(now, position, T, heads);
-    weights = row && Float64Array.from(all, ({ first, last }) => row.subarray(first, last).reduce((sum, weight) => sum + weight, 0));
+    const row = bare ? null : weightsOf(now, all, { heads, query });
+    [from, weights] = [row?.from ?? -1, row?.weights ?? null];
     const who = query !== undefined ? named(now.run.tokens[query]) : now.model.next ? "the last word" : gap ? "the gap" : "the word";
-    const where = heads?.length === 1 ? `in head ${heads[0].join(".")}` : heads ? `over the ${heads.length} heads of the edits` : `over all ${now.model.layers * now.model.heads} heads`;
-    fill(legend, row ? `A thicker line: ${who} looks there more, ${where}.` : null);
+    const where = heads?.length === 1 ? `in head ${heads[0].join(".")}` : heads ? `averaged over the ${heads.length} edited heads` : `averaged over all ${now.model.layers * now.model.heads} heads`;
     const own = weights;
-    const most = own && inOrder(own).slice(0, FEWEST).map((i) => `${named(all[i].text)} ${percent(own[i])}`);
+    const order = own && inOrder(all, own, from);
+    const sink = query === undefined && now.model.next && order?.[0] === 0 ? " Many heads with nothing to add attend to the first word." : "";
+    fill(legend, row ? `A thicker line: more attention from ${who}, ${where}.${sink}` : null);
+    const most = own && order?.slice(0, FEWEST).map((i) => `${named(all[i].text)} ${percent(own[i])}`);
     const off = all.filter((one) => !one.gap && isOff(one)).map(({ text: name }) => named(name));
-    lines.setAttribute("aria-label", [most?.length && `${who} looks most at ${most.join(", ")}, ${where}`, off.length && `hidden: ${off.join(", ")}`].filter(Boolean).join("; ") || "no lines");
+    lines.setAttribute("aria-label", [most?.length && `${who} attends most to ${most.join(", ")}, ${where}`, off.length && `hidden: ${off.join(", ")}`].filter(Boolean).join("; ") || "no lines");
     if (!weights) {
       paths.clear();
       fill(lines);
@@ -169,6 +153,16 @@ export function stage(ui, onword = null) {
   ui.redraw(draw);
   new ResizeObserver(draw).observe(text);
   return { node, update, words };
+}
+
+/**
+ * The best guess, and its probability in words.
+ * @param {Float32Array} logits @param {string[]} words  the vocabulary
+ */
+export function guessOf(logits, words) {
+  const probabilities = probabilitiesOf(logits);
+  const [id] = likeliestOf(probabilities, 1);
+  return { word: visible(guessName(words, id)), share: `${probabilities[id] < 0.1 ? "not sure, " : ""}${percent(probabilities[id])}` };
 }
 
 /** @param {HTMLElement} node */
@@ -193,7 +187,7 @@ export function placesIn(boxes) {
 }
 
 /**
- * The way of a line that crosses no word: an arc above a row; to another row, curves through the spaces between rows,
+ * The path of a line that crosses no word: an arc above a row; to another row, curves through the spaces between rows,
  * past the ends of the rows on the way. `wide`: the width of the line; `size`: the size of the type.
  * @param {Place} from @param {Place} to @param {Row[]} rows @param {number} wide @param {number} size
  */
@@ -218,7 +212,7 @@ export function wayOf(from, to, rows, wide, size) {
  * @param {Now} now
  * @returns {StageWord[]}
  */
-function stageWords({ sentence, run, words, state, model }) {
+export function stageWords({ sentence, run, words, state, model }) {
   let end = 0;
   /** @type {StageWord[]} */
   const shownWords = words.map(([first, last, name]) => {
@@ -237,15 +231,52 @@ function stageWords({ sentence, run, words, state, model }) {
 }
 
 /**
- * The weights from a token, averaged over these heads, or over all heads of all layers: (T).
+ * Which words the reader hid, and which words replace others.
  * @param {Now} now
- * @param {number} position
- * @param {number} T
- * @param {[number, number][]} [some]
  */
-function meanRow({ run }, position, T, some) {
-  const heads = some ? some.map(([layer, head]) => run.pattern[layer][head]) : run.pattern.flat();
-  const total = new Float64Array(T);
-  for (const weights of heads) for (let t = 0; t < T; t++) total[t] += weights[position * T + t] / heads.length;
-  return total;
+export function marksOf({ state }) {
+  const [hidden, swapped] = [editsOf(state.edits, "hide"), editsOf(state.edits, "swap")].map((edits) => new Set(edits.map(({ token }) => token)));
+  return {
+    /** @param {StageWord} one */
+    isOff: ({ first, last }) => range(first, last).every((t) => hidden.has(t)),
+    /** @param {StageWord} one */
+    isSwapped: ({ first }) => swapped.has(first),
+  };
+}
+
+/**
+ * The word at which the lines begin, and the weight of each word, averaged over these heads, or over all heads of all
+ * layers. Null if the lines begin at no word.
+ * @param {Now} now
+ * @param {StageWord[]} all
+ * @param {{heads?: [number, number][], query?: number}} shows
+ */
+export function weightsOf({ run, state }, all, { heads, query } = {}) {
+  const T = run.tokens.length;
+  const position = query ?? state.position;
+  const hasGap = query === undefined && all.some(({ gap }) => gap);
+  const from = all.findIndex(({ first, last, gap }) => (hasGap ? gap : position !== null && first <= position && position < last));
+  if (position === null || from < 0) return null;
+  const patterns = heads ? heads.map(([layer, head]) => run.pattern[layer][head]) : run.pattern.flat();
+  /** @param {number} t */
+  const mean = (t) => patterns.reduce((sum, weights) => sum + weights[position * T + t], 0) / patterns.length;
+  const weights = Float64Array.from(all, ({ first, last }) => range(first, Math.min(last, T)).reduce((sum, t) => sum + mean(t), 0));
+  return { from, weights };
+}
+
+/**
+ * The words to which lines may lead, the largest weight first.
+ * @param {StageWord[]} all @param {Float64Array} own  the weight of each word @param {number} from
+ */
+function inOrder(all, own, from) {
+  return [...own.keys()].filter((i) => i !== from && !all[i].plain && !all[i].gap && own[i] > 0).sort((a, b) => own[b] - own[a]);
+}
+
+/**
+ * The lines to draw: the width and the opacity of each, by the word to which it leads.
+ * @param {StageWord[]} all @param {Float64Array} own @param {number} from
+ */
+export function linesTo(all, own, from) {
+  const order = inOrder(all, own, from).slice(0, MAX_LINES).filter((i, rank) => rank < FEWEST || own[i] >= LEAST);
+  return new Map(order.map((i) => [i, { wide: THINNEST + PER_WEIGHT * own[i], opacity: 0.35 + 0.65 * Math.min(1, own[i] * 4) }]));
 }

@@ -52,7 +52,7 @@ export function steerPart(ui, store) {
     for (const panel of panels) panel.update(/** @type {Now} */ (now));
     if (busy) return;
     const size = state.edits.some(({ at }) => at) ? store.address().length : 0;
-    fill(long, size > LONG ? `The address of this page is now ${count(size)} characters long. A browser opens it, but a mail or chat program may cut it.` : null);
+    fill(long, size > LONG ? `The address of this page is now ${count(size)} characters long. Browsers can open it, but mail and chat programs may truncate it.` : null);
   }
   return { node, update };
 }
@@ -94,7 +94,7 @@ function steeringPanel(ui, store) {
     menu(ui, "At", (value) => choose({ token: value === ALL ? ALL : Number(value) })),
   ];
   const node = el("div", { class: "steer-panel" },
-    el("p", { class: "note" }, "A steering vector is added to the residual stream before a layer: the mean over the tokens of the first text, minus that of the second, times the strength. Special tokens are left out of the mean."),
+    el("p", { class: "note" }, "A steering vector is added to the residual stream before a layer: the mean vector of the first text's tokens minus the mean vector of the second text's tokens, times the strength. Special tokens are left out."),
     el("div", { class: "fields" }, towards.node, away.node),
     el("div", { class: "bar" }, layer.node, token.node,
       el("span", { class: "control strength" }, el("label", { for: id }, "Strength"), slider, shown), put),
@@ -197,11 +197,11 @@ function steeringPanel(ui, store) {
     if (texts.error) return texts.error;
     if (!texts.towards) return "Write a word or a sentence to steer towards.";
     if (!texts.runs) return "Reading …";
-    if (!vector) return "One of the texts has no token of its own.";
+    if (!vector) return "One of the texts contains only special tokens.";
     const { resid, tokens } = told.original;
     const D = vector.length;
     const usual = tokens.reduce((sum, _, t) => sum + lengthOf(resid[own].subarray(t * D, (t + 1) * D)), 0) / tokens.length;
-    return `The vector has length ${number(lengthOf(vector))}. The residual stream there has length ${number(usual)}, averaged over your tokens.`;
+    return `The vector has length ${number(lengthOf(vector))}. The residual stream before this layer has length ${number(usual)}, averaged over your tokens.`;
   }
 
   return {

@@ -1,6 +1,6 @@
 // Steps and their numbers. A diagram of the block lets the reader choose a step. Beside the diagram, the part shows the title, formula,
 // line of NumPy and matrix of the chosen step. If the reader points at a number of the matrix, the part shows how this number is computed.
-// The steps come from a recorded walk or from a run in this page.
+// The steps come from a recorded walk or from a run on this page.
 
 import { stretcher, toggle } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
@@ -201,9 +201,9 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     fill(title, `${at + 1}. ${one.title} `, el("span", { class: "dim" }, one.shape));
     fill(formula, one.formula);
     fill(code, one.code);
-    const few = held(one) && `shown: ${/** @type {number[]} */ (held(one)).length} of ${names(one).length} rows, those with the largest weights`;
+    const few = held(one) && `shown: the ${/** @type {number[]} */ (held(one)).length} of ${names(one).length} rows with the largest weights`;
     const length = lengthIn(flow, one, token);
-    const long = length === null ? "" : `the vector of ${named(names(one)[one.side === "position" ? 0 : one.side === "keys" && flow.keys ? flow.start[1] : token])} has the length ${number(length)}`;
+    const long = length === null ? "" : `the vector of ${named(names(one)[one.side === "position" ? 0 : one.side === "keys" && flow.keys ? flow.start[1] : token])} has length ${number(length)}`;
     fill(note, /** @type {string[]} */ ([one.note, few, long].filter(Boolean)).map((text) => `${text[0].toUpperCase()}${text.slice(1)}. `));
     if (flow.own) fill(end, `${flow.said && `${flow.said} `}The largest difference between the recomputed numbers and the model's own is ${apart(/** @type {number} */ (flow.difference))}.`);
     stretched.node.hidden = !one.weights;

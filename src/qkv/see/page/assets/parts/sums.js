@@ -135,7 +135,7 @@ export function sumsOf(array) {
     },
     product(op, i, j) {
       const sum = products(op, i, j);
-      if (!sum) return `${op.left} · ${op.right}, a matrix of ${array(op.right).shape.join(" × ")} that this page leaves out`;
+      if (!sum) return `${op.left} · ${op.right} (this page does not contain ${op.right}, a matrix of ${array(op.right).shape.join(" × ")})`;
       return termsOf(sum, Boolean(op.bias)).map(([term]) => term).join(" + ");
     },
     rotated(op, i, j) {

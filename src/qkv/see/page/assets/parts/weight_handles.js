@@ -70,7 +70,7 @@ function rescaled(row, key, weight, open) {
  * @param {{onkey: (c: number) => void, redraw: () => void}} heard
  */
 export function weightHandles(ui, store, list, { onkey, redraw }) {
-  const box = el("div", { class: "weights", role: "group", "aria-label": "weights of the chosen query: left and right change one, up and down go to the next key" });
+  const box = el("div", { class: "weights", role: "group", "aria-label": "the chosen query's weights: the left and right arrows change a weight, up and down move to another key" });
   const input = el("input", { type: "number", min: 0, max: 100, step: 1, onchange: () => typed() });
   /** @param {number} by @param {string} name @param {string} sign */
   const arrow = (by, name, sign) => el("button", { type: "button", "aria-label": name, onclick: () => step(chosen(), by) }, sign);

@@ -1,5 +1,5 @@
 // The text that a decoder generates after the reader's text. For each new token, this part shows the decoder's attention weights, and the
-// likeliest words at the position of the token. The reader can replace the token by one of these words.
+// likeliest words at the position of the token. The reader can replace the token with one of these words.
 
 import { choice } from "../base/controls.js";
 import { el, fill, svg, word } from "../base/elements.js";
@@ -26,9 +26,9 @@ const [LINES, FAINTEST] = [8, 0.02]; // the number of drawn lines, and the least
 /** @param {Ui} ui @param {LiveStore} store @returns {Part} */
 export function writingPart(ui, store) {
   if (!store.data.next) return { node: el("div", { hidden: true }), update: () => {} };
-  const write = el("button", { type: "button", class: "on primary", disabled: true, "data-qkv-first": true, onclick: () => begin() }, "Write on");
+  const write = el("button", { type: "button", class: "on primary", disabled: true, "data-qkv-first": true, onclick: () => begin() }, "Continue");
   const stop = el("button", { type: "button", onclick: () => going?.abort(STOPPED) }, "Stop");
-  const again = el("button", { type: "button", onclick: () => [(seed += 1), go([])] }, "Another try");
+  const again = el("button", { type: "button", onclick: () => [(seed += 1), go([])] }, "Try again");
   const take = el("button", { type: "button", onclick: () => store.set({ text: told.sentence + textOf(tokens) }) }, "Use as the sentence");
   const heat = el("input", { type: "range", min: 0, max: HOTTEST, step: 0.1, value: USUAL, id: ui.id("heat"), oninput: () => sayHeat() });
   const degree = el("output", { for: heat.id });
@@ -52,7 +52,7 @@ export function writingPart(ui, store) {
   let told;
 
   function sayHeat() {
-    fill(degree, Number(heat.value) ? fixed(Number(heat.value), 1) : "0: always the likeliest");
+    fill(degree, Number(heat.value) ? `${fixed(Number(heat.value), 1)}: at random` : "0: always the likeliest");
     if (told) showDrawn();
   }
 
@@ -107,7 +107,7 @@ export function writingPart(ui, store) {
     if (going !== mine) return;
     going = null;
     show("done");
-    ui.say(`It wrote: ${textOf(tokens)}`);
+    ui.say(`The model wrote: ${textOf(tokens)}`);
   }
 
   /** @param {"none" | "going" | "done"} state */
@@ -139,18 +139,18 @@ export function writingPart(ui, store) {
   /** Shows the words that the model could have written instead of the chosen token. */
   function instead() {
     const at = chosen === null ? null : tokens[chosen];
-    if (!at) return fill(about, tokens.length ? el("p", { class: "note" }, "Click a new word to see what it looked at and which words could have come instead.") : null);
+    if (!at) return fill(about, tokens.length ? el("p", { class: "note" }, "Click a new word to see what the model attended to and which other words were likely.") : null);
     const { words } = told.model;
     fill(about, el("h3", {}, "In place of ", word(guessName(words, at.id)), `, ${percent(at.probability)}`),
       el("ol", {}, at.likeliest.map(([id, share]) =>
         el("li", {}, el("button", { type: "button", disabled: Boolean(going), "aria-pressed": String(id === at.id), onclick: () => takeInstead(id, share), style: { "--share": String(share) } },
           el("bdi", {}, visible(guessName(words, id))), el("b", {}, percent(share)))))),
-      el("p", { class: "note" }, `Lines show what the model looked at when it chose this word, ${headName()}. A thicker line is a larger weight. Choose another word to continue from it.`));
+      el("p", { class: "note" }, `Lines show what the model attended to when it chose this word, ${headName()}. A thicker line: more attention. Choose another word to continue from it.`));
   }
 
   function headName() {
     const { inside, layer, head } = told.state;
-    return inside ? `by head ${layer}.${head}` : "the mean of all heads";
+    return inside ? `in head ${layer}.${head}` : "averaged over all heads";
   }
 
   /**
@@ -164,7 +164,7 @@ export function writingPart(ui, store) {
     go([...tokens.slice(0, at), { ...tokens[at], id, probability, token, piece: spelled(told.model.words, id) }]);
   }
 
-  /** Draws lines from the chosen or the newest token to the tokens that it looked at. */
+  /** Draws lines from the chosen or the newest token to the tokens that it attended to. */
   function draw() {
     fill(lines);
     const at = chosen ?? (node.dataset.writing === "going" ? tokens.length - 1 : -1);

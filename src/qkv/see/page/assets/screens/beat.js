@@ -20,14 +20,14 @@ export function beatScreen(ui, store) {
   const score = el("p", { class: "scores", role: "status" });
   const [text, say, acts] = [el("p", { class: "big" }), el("div", { class: "say", role: "status" }), el("div", { class: "acts" })];
   const paper = toTakeAway(ui);
-  const rule = el("p", { class: "note" }, "The last word of a sentence is missing. You and the model choose among four words. Only the author's word counts, for both of you, even if another word fits as well. The sentences are from ", el("cite", {}, title), ` by ${author}, a book that the model has not read. A fixed rule and lots chose the sentences and the words, without running the model.`);
+  const rule = el("p", { class: "note" }, "The last word of a sentence is missing. You and the model choose among four words. Only the author's word counts, even if another word fits too. The sentences are from ", el("cite", {}, title), ` by ${author}, a book that the model has not read. A fixed rule and a random draw chose the sentences and the words, without running the model.`);
   const node = el("div", { class: "game-on beat", "data-part": "beat" }, el("h2", { tabindex: -1 }, "Beat the model"), rule, score, text, say, acts, paper.node);
   let [begun, begin] = [false, 0]; // `begin` is the index of the game's first sentence
   /** @type {{you: boolean, it: boolean}[]} */
   let rounds = [];
 
   /**
-   * The model's choice among some words for the gap of a text, and its first guess of all words.
+   * The model's choice among some words for the gap of a text, and its first guess from the whole vocabulary.
    * @param {string} gapped
    * @param {string[]} offered
    */
@@ -72,7 +72,7 @@ export function beatScreen(ui, store) {
     tell(rounds.length);
     text.children[0].replaceWith(el("em", { class: "tok" }, right));
     fill(say, [["You", mine], ["The model", its]].map(([who, what]) => el("div", { class: what === right ? "right" : "wrong" }, `${who}: `, el("b", {}, what))),
-      el("div", {}, "The author: ", el("b", {}, right)), el("div", { class: "dim" }, "Of all words, the model would say ", el("b", {}, visible(first)), ` (${percent(share)}).`));
+      el("div", {}, "The author: ", el("b", {}, right)), el("div", { class: "dim" }, "If any word were allowed, the model would say ", el("b", {}, visible(first)), ` (${percent(share)}).`));
     if (rounds.length === ROUNDS) finish();
     else fill(acts, el("button", { type: "button", class: "go primary", onclick: ask }, "Next"));
     acts.firstChild.focus({ preventScroll: true });
@@ -82,7 +82,7 @@ export function beatScreen(ui, store) {
     const [you, it] = [hits("you"), hits("it")];
     say.append(el("div", {}, el("b", {}, you > it ? `You win, ${you} to ${it}.` : you < it ? `The model wins, ${it} to ${you}.` : `A draw: ${you} each.`)));
     const marks = (/** @type {"you" | "it"} */ who) => rounds.map((one) => (one[who] ? "■" : "□")).join("");
-    const result = `Beat the model: of ${ROUNDS} missing words of "${title}", I chose ${you} and the model ${it}.\nme    ${marks("you")}\nmodel ${marks("it")}`;
+    const result = `Beat the model: of ${ROUNDS} words missing from "${title}", I found ${you} and the model found ${it}.\nme    ${marks("you")}\nmodel ${marks("it")}`;
     const again = () => [([rounds, begin] = [[], begin + ROUNDS]), (paper.node.hidden = true), ask()];
     fill(acts, el("button", { type: "button", class: "go primary", onclick: () => paper.show("Your score", result) }, "Copy the score"), el("button", { type: "button", onclick: again }, "Play again"));
   }

@@ -57,7 +57,7 @@ export function breakScreen(ui, store) {
     const [at, key] = [[/** @type {number} */ (state.position)], JSON.stringify([state.text, kept])];
     if (key === asked) return;
     [asked, best] = [key, null];
-    fill(par, "The page is looking for its own answer …");
+    fill(par, "The page is searching for its own answer …");
     const engine = /** @type {Api} */ (store.engine);
     /** @type {Edit[]} */
     const out = [];
@@ -80,7 +80,7 @@ export function breakScreen(ui, store) {
       out.push(next.edit);
       if (next.changes) {
         best = out;
-        fill(par, out.length === 1 ? "One head is enough. The page has found one." : `The page needs ${out.length} heads. Can you do it with fewer?`);
+        fill(par, out.length === 1 ? "The page has found an answer with one head." : `The page has found an answer with ${out.length} heads. Can you do it with fewer?`);
         show.disabled = false;
         return;
       }
@@ -105,7 +105,7 @@ export function breakScreen(ui, store) {
     clear.disabled = !state.edits.some(isHead);
     if (!run.logits.length || state.position === null || !(model.next || isGap(last))) {
       const elsewhere = run.logits.length > 0 && run.tokens.includes(maskOf(model));
-      fill(say, model.next ? "Write a beginning first." : elsewhere ? "The guess is at another word: choose the gap in the lab first." : "Write a sentence with a gap first.");
+      fill(say, model.next ? "Start a sentence first." : elsewhere ? "The guess is at another word: choose the gap in the lab first." : "Write a sentence with a gap first.");
       fill(par);
       return;
     }

@@ -10,8 +10,8 @@ import "./games.css";
 /** @type {[PlayState["view"], string, string][]} */
 const GAMES = [
   ["beat", "Beat the model", "Ten sentences from a book, each without its last word. Who finds the author's word more often, you or the model?"],
-  ["break", "Break it", "Turn off as few attention heads as you can until the guess changes."],
-  ["watch", "Does *bank* change its mind?", "One word in two senses: how far apart are its vectors inside a sense, and between the senses?"],
+  ["break", "Break it", "Change the guess by turning off as few attention heads as you can."],
+  ["watch", "Does *bank* change its mind?", "One word in two senses: how far apart are its vectors within a sense, and between the senses?"],
 ];
 
 /**

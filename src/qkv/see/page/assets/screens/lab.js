@@ -1,5 +1,6 @@
-// The lab, which shows all parts at once. This module places the parts and the headline, and creates the badge and the
-// tabs of a narrow page. Each part is a function in its own file that returns {node, update(now)}; store.js describes
+// The lab: the sentence, one head and the result fill the window, and a drawer holds what the reader can change, one kind
+// at a time: words, links, heads or numbers. This module places the parts and the headline, and creates the badge and the
+// tabs of the drawer. Each part is a function in its own file that returns {node, update(now)}; store.js describes
 // `now`.
 
 import { roving } from "../base/controls.js";
@@ -11,7 +12,7 @@ import { changesPart } from "../parts/changes.js";
 import { aboutPart } from "../parts/about.js";
 import { headPart } from "../parts/head.js";
 import { layerPart } from "../parts/layer.js";
-import { mapPart } from "../parts/map.js";
+import { DENSE, mapPart } from "../parts/map.js";
 import { motionPart } from "../parts/motion.js";
 import { paintBar } from "../parts/paint_bar.js";
 import { saveMenu } from "../parts/save.js";
@@ -35,22 +36,28 @@ import "./lab.css";
 
 const NARROW = 727; // the largest width of a page, in pixels, the same as in lab.css
 /** @type {Record<PlayState["tab"], string>} */
-const TABS = { sentence: "Sentence", heads: "Heads", steps: "Steps", result: "Result" };
+const TABS = { sentence: "Words", links: "Links", heads: "Heads", steps: "Numbers", result: "Result" };
 /** @type {Record<string, string[]>} */
 const ON_TAB = {
-  sentence: ["sentence", "writing", "changes"],
-  heads: ["map", "head", "second"],
-  steps: ["steps"],
+  sentence: ["sentence", "writing", "words", "changes", "second"],
+  links: ["changes", "links", "head"],
+  heads: ["map", "head"],
+  steps: ["changes", "steps"],
   result: ["outcome"],
 };
-const ABOVE = ["sentence", "writing", "changes"]; // these regions are above the headline
+const ABOVE = ["sentence", "writing"]; // these regions are above the headline
+const DRAWER = ["words", "changes", "links", "map"]; // these regions are in the drawer, below its tabs
+/** @type {Record<string, string[]>} */
+const WITH = { sentence: ["words"], head: ["links"] }; // if the page shows only some regions, a region in the drawer comes with another
 const INSIDE = ["map", "motion", "steps", "block"]; // parts that need an unfolded page: if `state.only` lists one, the page is unfolded
 const SAYING = ["headline", "outcome"]; // the parts in the box of the headline
 const SAVED = ["map", "head", "steps", "outcome", "second"]; // the regions that can be saved
 const REGIONS = {
   sentence: "The sentence",
   writing: "What the model writes",
+  words: "Change a word",
   changes: "What you changed",
+  links: "Change links",
   map: "The heads of the model",
   head: "One head",
   steps: "The layer, step by step",
@@ -78,10 +85,12 @@ export function labScreen(box, ui, store, shared) {
     node.append(menu.node);
     return menu;
   });
-  const [above, below] = [true, false].map((first) => regions.filter(({ name }) => ABOVE.includes(name) === first).map(({ node }) => node));
+  /** @param {(name: string) => boolean} has */
+  const those = (has) => regions.filter(({ name }) => has(name)).map(({ node }) => node);
   const tabs = tabsOf(store, regions);
+  const drawer = el("div", { class: "drawer" }, tabs.node, those((name) => DRAWER.includes(name)));
   const notes = (data.notes || []).map((/** @type {string} */ line) => el("p", { class: "note" }, line));
-  const inside = el("button", { type: "button", class: "inside", onclick: () => store.set({ inside: !store.state.inside }) });
+  const inside = el("button", { type: "button", class: "inside", onclick: () => store.set(store.state.inside ? { inside: false } : { inside: true, tab: "heads" }) });
   // `last`: the store's data; `told`: the copy of `last` that the parts receive. In this copy, `state.inside` says whether
   // the page is unfolded.
   /** @type {Told[]} */
@@ -90,8 +99,8 @@ export function labScreen(box, ui, store, shared) {
 
   const title = el("h2", { class: "title", tabindex: -1 }, "Write a sentence, change something, and see what happens.");
   const saying = el("div", { class: "saying" }, headline, inside);
-  const node = el("div", { class: "lab" }, el("header", { class: "top" }, title, badge), parts.cards.node, tabs.node,
-    el("div", { class: "regions" }, above, saying, below), trouble, ...notes);
+  const node = el("div", { class: "lab" }, el("header", { class: "top" }, title, badge), parts.cards.node,
+    el("div", { class: "regions" }, those((name) => ABOVE.includes(name)), drawer, saying, those((name) => ![...ABOVE, ...DRAWER].includes(name))), trouble, ...notes);
   let narrow = false;
   new ResizeObserver(() => {
     const now = node.clientWidth <= NARROW;
@@ -108,7 +117,7 @@ export function labScreen(box, ui, store, shared) {
   function restrict(only) {
     if (only) box.dataset.only = only.join(" ");
     else delete box.dataset.only;
-    const held = only?.map((name) => PART_OF[name] ?? name);
+    const held = only?.flatMap((name) => [PART_OF[name] ?? name, ...(WITH[name] ?? [])]);
     for (const { name, node } of regions) node.hidden = only !== null && !held?.includes(name);
     for (const node of [title, parts.cards.node, tabs.node]) node.hidden = only !== null;
     saying.hidden = only !== null && !only.some((name) => SAYING.includes(name));
@@ -126,8 +135,9 @@ export function labScreen(box, ui, store, shared) {
     const { state, model, busy, error } = now;
     const asked = state.only ? state.only.some((name) => INSIDE.includes(name)) : narrow && state.card === null;
     const unfolded = state.inside || asked;
-    box.dataset.tab = state.tab;
+    box.dataset.tab = narrow || state.tab !== "result" ? state.tab : "sentence";
     box.dataset.inside = String(unfolded);
+    box.toggleAttribute("data-second", state.second !== null);
     box.dataset.beside = String(state.beside && state.edits.length > 0);
     box.setAttribute("aria-busy", String(busy));
     restrict(state.only);
@@ -138,7 +148,9 @@ export function labScreen(box, ui, store, shared) {
     if (model) fill(badge, badgeOf(store, model));
     tabs.update(now);
     told = { ...now, state: Object.freeze({ ...state, inside: unfolded }) };
-    return turn([...Object.values(parts), ...saves].map((part) => () => part.update(told)));
+    const folded = { ...told, state: Object.freeze({ ...state, inside: false }) };
+    const closed = !state.only && state.tab !== "heads" && model?.layers * model?.heads > DENSE; // a large map is drawn on its tab only
+    return turn([...Object.entries(parts).map(([name, part]) => () => part.update(closed && name === "map" ? folded : told)), ...saves.map((menu) => () => menu.update())]);
   }
   return { node, update };
 }
@@ -152,14 +164,17 @@ export function labScreen(box, ui, store, shared) {
  * @returns {Parts}
  */
 function partsOf(ui, store, { cards, outcome, writing }) {
+  const [sentence, head] = [sentencePart(ui, store), headPart(ui, store, HANDS)];
   const parts = {
     cards,
-    sentence: sentencePart(ui, store),
+    sentence,
     writing,
+    words: still(sentence.acts),
     changes: changesPart(ui, store),
     steer: steerPart(ui, store),
     outcome,
-    head: headPart(ui, store, HANDS),
+    links: still(el("div", { "data-part": "links" }, el("p", { class: "note" }, "Hide links of the chosen head, or drag the ends of its bars to set its weights."), /** @type {HTMLElement} */ (head.paint))),
+    head,
     before: originalHead(ui, store),
     motion: motionPart(ui),
     view: viewBarPart(ui, store),
@@ -197,6 +212,13 @@ function originalHead(ui, store) {
 }
 
 /**
+ * A part whose controls another part updates.
+ * @param {HTMLElement} node
+ * @returns {Part}
+ */
+const still = (node) => ({ node, update: () => {} });
+
+/**
  * Creates a region of the page around the part called `name`.
  * @param {Ui} ui
  * @param {string} name
@@ -205,15 +227,14 @@ function originalHead(ui, store) {
  */
 function regionOf(ui, name, label, parts) {
   const node = el("section", { class: "region", id: ui.id(name), "aria-label": label, "data-region": name }, parts[name].node);
-  if (name === "map") node.prepend(parts.view.node);
   if (name === "changes") node.append(parts.steer.node);
   if (name === "head")
-    fill(node, el("div", { class: "beside" }, el("h3", {}, "Original"), parts.before.node), el("div", { class: "own" }, el("h3", {}, "Changed"), parts.head.node));
+    fill(node, el("div", { class: "beside" }, el("h3", {}, "Original"), parts.before.node), el("div", { class: "own" }, el("h3", {}, "Changed"), parts.view.node, parts.head.node));
   return { name, node };
 }
 
 /**
- * Returns the tabs that choose which regions a narrow page shows.
+ * Returns the tabs of the drawer; on a narrow page, they choose which regions the page shows.
  * @param {Store} store
  * @param {Region[]} regions
  */
@@ -221,7 +242,7 @@ function tabsOf(store, regions) {
   const names = /** @type {PlayState["tab"][]} */ (Object.keys(TABS));
   /** @param {string} tab */
   const idOf = (tab) => ON_TAB[tab].map((name) => /** @type {Region} */ (regions.find((region) => region.name === name)).node.id).join(" ");
-  const node = el("div", { class: "tabs", role: "tablist", "aria-label": "parts of the page" });
+  const node = el("div", { class: "tabs", role: "tablist", "aria-label": "what to change" });
   const buttons = names.map((tab, i) =>
     el("button", { type: "button", role: "tab", "data-i": i, "data-tab": tab, "aria-controls": idOf(tab) }, TABS[tab]),
   );
@@ -245,7 +266,7 @@ function tabsOf(store, regions) {
  */
 function badgeOf(store, model) {
   const { name, where } = store.engine;
-  const offline = where === "in this page" ? ", offline" : "";
+  const offline = where === "on this page" ? ", offline" : "";
   return [
     el("b", {}, el("bdi", {}, visible(name || model.name))),
     ` · ${model.layers} layers × ${model.heads} heads · `,

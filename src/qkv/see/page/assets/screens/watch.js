@@ -1,5 +1,5 @@
 // The game about one word in four sentences, two for each of its senses. After each layer, the page compares the mean
-// distance between the word's vectors inside a sense with the mean distance between the senses.
+// distance between the word's vectors within a sense with the mean distance between the senses.
 
 import { el, fill, word } from "../base/elements.js";
 import { fixed, visible } from "../base/format.js";
@@ -11,7 +11,7 @@ import { wordsOf } from "../store/positions.js";
 // The word is the last one, so that a decoder reads the other words before it. In the included encoder, it has the same
 // position in all four sentences, so its vectors are equal before the first layer.
 const SENTENCES = ["He fished from the muddy bank.", "They sat on the river bank.", "She put money in the bank.", "A loan came from the bank."];
-const PAIRS = [[[0, 1], [2, 3]], [[0, 2], [0, 3], [1, 2], [1, 3]]]; // of sentences: inside a sense, between the senses
+const PAIRS = [[[0, 1], [2, 3]], [[0, 2], [0, 3], [1, 2], [1, 3]]]; // of sentences: within a sense, between the senses
 const SOON = 300; // the milliseconds from the last key press to the computation
 
 /** @param {LiveStore} store @returns {Screen} */
@@ -22,7 +22,7 @@ export function watchScreen(store) {
   const [table, say] = [el("table"), el("div", { class: "say", role: "status" })];
   const node = el("div", { class: "game-on watch", "data-part": "watch" }, title,
     el("div", { class: "fields" }, ["A", "B"].map((sense, i) => el("div", {}, el("b", {}, `Sense ${sense}`), fields.slice(2 * i, 2 * i + 2)))),
-    say, table, el("p", { class: "note" }, "Write two sentences for each sense of a word. The distance is 1 − the cosine of the word's vectors in two sentences (for a word of several tokens, of their means). Inside a sense: the mean of two distances; between the senses: the mean of four. Before the first layer, equal tokens differ by their positions alone."));
+    say, table, el("p", { class: "note" }, "Write two sentences for each sense of a word. The distance between its vectors in two sentences is 1 − their cosine; for a word of several tokens, it is computed from the mean of their vectors. The table shows mean distances: over the two pairs within a sense, and over the four pairs between the senses. Before the first layer, the vectors of identical tokens can differ only because of their positions."));
 
   async function compute() {
     const mine = (asked += 1);
@@ -43,13 +43,13 @@ export function watchScreen(store) {
     }));
   }
 
-  /** @param {string} name @param {number[][]} rows  for each layer, the mean distance inside a sense and between the senses */
+  /** @param {string} name @param {number[][]} rows  for each layer, the mean distance within a sense and between the senses */
   function show(name, rows) {
     const most = Math.max(...rows.flat(), 1e-9);
-    fill(table, el("tr", {}, ["layer", "inside a sense", "between the senses"].map((one) => el("th", { scope: "col" }, one))),
+    fill(table, el("tr", {}, ["layer", "within a sense", "between the senses"].map((one) => el("th", { scope: "col" }, one))),
       rows.map((row, l) => el("tr", {}, el("th", { scope: "row" }, l ? `after ${l - 1}` : "before 0"), row.map((x) => el("td", { style: { "--share": x / most } }, fixed(x, 2))))));
     const [inside, between] = rows[rows.length - 1];
-    fill(say, "After the last layer, the vectors of ", word(name), ` have the mean distance ${fixed(inside, 2)} inside a sense and ${fixed(between, 2)} between the senses: `, el("b", {}, between > inside ? "the senses are farther apart." : "the senses are not farther apart."));
+    fill(say, "After the last layer, the vectors of ", word(name), ` have a mean distance of ${fixed(inside, 2)} within a sense and ${fixed(between, 2)} between the senses: `, el("b", {}, between > inside ? "they differ more between the senses." : "they do not differ more between the senses."));
   }
 
   return {

@@ -7,7 +7,9 @@ import { maskOf } from "./positions.js";
 /** @typedef {[role: string, value: number]} Role  the name in roles.json, such as "hidden verb to object", and the mean weight */
 
 /** @type {Record<string, string>} */
-const LOOKS_AT = { previous: "word before", next: "word after", same: "same word", first: "start of the text", last: "end of the text" };
+const ATTENDED = { previous: "word before", next: "word after", same: "same word", first: "start of the text", last: "end of the text", induction: "word after an earlier occurrence of the same word" };
+/** @type {Record<string, string>} */
+const SIGNS = { previous: "←", next: "→", same: "=", first: "⇤", last: "⇥", induction: "↻" };
 /** @type {Record<string, string>} */
 const LITTLE = { possessive: "my, his, her", article: "a, an, the", preposition: "in, on, of", auxiliary: "is, has, will" };
 const LETTER_OF = new Map(Object.entries({
@@ -36,14 +38,28 @@ const SENTENCES = {
 };
 
 /**
- * The role of a head in plain words: what the head looks at, on average over many sentences.
+ * The role of a head in plain words: what the head attends to, on average over many sentences.
  * @param {string} role
  */
 export function usually(role) {
-  if (LOOKS_AT[role]) return `usually looks at the ${LOOKS_AT[role]}`;
+  if (ATTENDED[role]) return `usually attends to the ${ATTENDED[role]}`;
   const [from, to] = role.replace("hidden ", "").split(" to ").map((name) => LITTLE[name] ?? `the ${name}`);
-  if (role.startsWith("hidden ")) return `a gap in place of ${from} usually looks at ${to}`;
-  return `${from} usually look${from.startsWith("the ") ? "s" : ""} at ${to}`;
+  if (role.startsWith("hidden ")) return `a gap in place of ${from} usually attends to ${to}`;
+  return `${from} usually attend${from.startsWith("the ") ? "s" : ""} to ${to}`;
+}
+
+/**
+ * The roles of a model's heads, each with a sign and its number of heads, the most frequent first. A role that is not
+ * about a position has a letter.
+ * @param {Record<string, Role>} roles
+ * @returns {Map<string, {sign: string, count: number}>}
+ */
+export function signsOf(roles) {
+  const names = Object.values(roles).map(([role]) => role);
+  const counts = [...new Set(names)].map((role) => ({ role, count: names.filter((one) => one === role).length }));
+  counts.sort((one, other) => other.count - one.count);
+  const letters = counts.filter(({ role }) => !SIGNS[role]).map(({ role }) => role);
+  return new Map(counts.map(({ role, count }) => [role, { sign: SIGNS[role] ?? String.fromCharCode(97 + letters.indexOf(role)), count }]));
 }
 
 /** @param {Role} role */
@@ -65,5 +81,5 @@ export function rolesIn(roles, { run, model }, little) {
   });
   const gap = run.tokens.indexOf(maskOf(model));
   return Object.fromEntries(Object.entries(roles).filter(([, [role]]) =>
-    LOOKS_AT[role] || words.some((word, t) => word && (!role.startsWith("hidden ") || t === gap) && SENTENCES[role.replace("hidden ", "")].test(`${words.slice(0, t).join("")}Q${words.slice(t + 1).join("")}`))));
+    ATTENDED[role] || words.some((word, t) => word && (!role.startsWith("hidden ") || t === gap) && SENTENCES[role.replace("hidden ", "")].test(`${words.slice(0, t).join("")}Q${words.slice(t + 1).join("")}`))));
 }

@@ -91,14 +91,14 @@ function saidOfGap(run, spans, gap, { layer, head, moved, word: first, before, a
   const [where, by] = [`head ${layer}.${head}`, percent(moved)];
   const most = `${none}: the head whose removal changes the guess most is ${where}; without it, ${by} of the probability goes to other words`;
   if (data.untrained) return `${most}.`;
-  if (moved < STANDS_OUT) return `${most}, less than ${percent(STANDS_OUT)}.`;
+  if (moved < STANDS_OUT) return `${most}, below the threshold of ${percent(STANDS_OUT)}.`;
   const query = spans.findIndex(({ first: from, last }) => from <= gap && gap < last);
   const at = mergedWeights(run.pattern[layer][head], run.tokens.length, spans);
   let key = 0;
   for (let k = 0; k < spans.length; k++) if (at(query, k) > at(query, key)) key = k;
   const beside = { "-1": ", the word before it", 0: ", itself", 1: ", the word after it" }[key - query] ?? "";
   const relation = usualOf(at, spans, query, key)[0] >= OF_POSITIONS ? beside : "";
-  return `Without ${where} the guess changes most: ${first}, ${percent(before)} → ${percent(after)}. In that head ${named(spans[query].name)} looks most at ${named(spans[key].name)}${relation}: ${percent(at(query, key))}.`;
+  return `Removing ${where} changes the guess most: ${first}, ${percent(before)} → ${percent(after)}. In that head, ${named(spans[query].name)} attends most to ${named(spans[key].name)}${relation}: ${percent(at(query, key))}.`;
 }
 
 // ---- texts without a gap
@@ -131,12 +131,12 @@ function linkByRule(run, spans, none, { untrained, little }) {
       if (first >= 0 && (best === null || rank[first] > best.rank[first])) best = { layer, head, ...link, above, rank };
     }),
   );
-  if (!best) return { layer: 0, head: 0, query: null, said: `${none}: no content word looks at another one.` };
+  if (!best) return { layer: 0, head: 0, query: null, said: `${none}: no content word attends to another.` };
   const { layer, head, query, key, weight, above } = best;
   const [from, to] = [spans[query].name, named(spans[key].name)];
   const link = { layer, head, query: spans[query].first };
   const where = `(head ${layer}.${head})`;
-  if (above >= STANDS_OUT && !untrained) return { ...link, said: `${named(from, "The")} looks at ${to}: ${percent(weight)} ${where}.` };
+  if (above >= STANDS_OUT && !untrained) return { ...link, said: `${named(from, "The")} attends to ${to}: ${percent(weight)} ${where}.` };
   const below = untrained ? "" : `, less than ${100 * STANDS_OUT} percentage points above the usual weight`;
   return { ...link, said: `${none}: the strongest content link is ${named(from)} → ${to}, ${percent(weight)} ${where}${below}.` };
 }

@@ -19,13 +19,14 @@ import { LONGEST, MOST_MASKS } from "./limits.js";
  * @property {boolean} inside  whether the lab is unfolded
  * @property {"pattern" | "effect" | "change"} colouring  of the map
  * @property {boolean} beside  whether the run without edits is shown beside the run with edits
- * @property {"sentence" | "heads" | "steps" | "result"} tab  the open tab of a narrow window
+ * @property {"sentence" | "links" | "heads" | "steps" | "result"} tab  the open kind of changes: words, links, heads or numbers; "result" is a tab of a narrow window only
  * @property {number | null} card  the open card of the lesson; null if the lesson is closed
  * @property {number | null} guess  the option that the reader chose on this card
  * @property {boolean} merge  whether the subwords of a word are merged
  * @property {string[] | null} only  the regions that the page shows; null for all regions
  * @property {"light" | "dark" | null} theme  the theme that this page gets from the page around it
  * @property {Steer | null} [steer]  the origin of the steering vector
+ * @property {boolean} [dare]  whether the first screen asks what the model will say before it shows the changes
  * @property {boolean} [skip]  whether special tokens are left out; this and the next fields exist for recorded texts
  * @property {"weight" | "length"} [mode]  the shown numbers: weights, or the lengths of contributions
  * @property {string} [part]  the visible part of a text of two sentences, A and B. "all" shows all weights; "AB" shows the queries of A and
@@ -50,12 +51,12 @@ export const SIGHT = Object.freeze({ merge: false, skip: false, mode: "weight", 
 /** @type {Record<string, any>} */
 export const PLAIN = { text: "", second: null, edits: [], position: null, layer: 0, head: 0, query: null };
 /** @type {Record<string, any>} */
-export const FOLDED = { view: "lab", inside: false, colouring: "pattern", beside: false, tab: "sentence", merge: false, card: null, guess: null, only: null, theme: null, steer: null };
+export const FOLDED = { view: "lab", inside: false, colouring: "pattern", beside: false, tab: "sentence", merge: false, card: null, guess: null, only: null, theme: null, steer: null, dare: false };
 /** @type {Record<string, string>} */
 export const PART_OF = { temperature: "changes", motion: "head", block: "steps" }; // the region of each part that a page can show alone
 const ONLY = ["sentence", "writing", "changes", "headline", "map", "head", "steps", "outcome", "second", ...Object.keys(PART_OF)];
 /** @type {Record<string, any[]>} */
-export const ONE_OF = { view: ["lab", "front", "story", "games", "beat", "break", "watch", "findings"], colouring: ["pattern", "effect", "change"], tab: ["sentence", "heads", "steps", "result"], theme: [null, "light", "dark"] };
+export const ONE_OF = { view: ["lab", "front", "story", "games", "beat", "break", "watch", "findings"], colouring: ["pattern", "effect", "change"], tab: ["sentence", "links", "heads", "steps", "result"], theme: [null, "light", "dark"] };
 
 const OF_LAB = ["second", "inside", "colouring", "beside", "tab", "merge", "card", "steer"]; // fields that only the lab shows; an address with one of them opens the lab
 
@@ -114,11 +115,13 @@ export function openingOf(data) {
 }
 
 /**
- * Which of the page's two models an address names: the encoder or the decoder.
- * @param {string} [hash]
+ * The model that an address names, by its name on the page; if the address names none, the page's first model.
+ * @param {string} hash
+ * @param {string[]} sides
  */
-export function sideOf(hash = "") {
-  return new URLSearchParams(hash.slice(1)).get("model") === "decoder" ? "decoder" : "encoder";
+export function sideOf(hash, sides) {
+  const side = new URLSearchParams(hash.slice(1)).get("model") ?? "";
+  return sides.includes(side) ? side : sides[0];
 }
 
 /**

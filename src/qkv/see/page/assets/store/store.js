@@ -99,7 +99,7 @@ export function playStore(data, heard) {
   /** @param {PlayState} of */
   const hashOf = (of) => {
     const hash = toHash(of, start);
-    return data.side === "decoder" ? `#model=decoder${hash && `&${hash.slice(1)}`}` : hash;
+    return data.side && data.side !== data.sides[0] ? `#${new URLSearchParams({ model: data.side })}${hash && `&${hash.slice(1)}`}` : hash;
   };
   let drawn = Promise.resolve(); // resolved when all data are drawn
 
@@ -314,7 +314,7 @@ export function playStore(data, heard) {
   // the page may have overwritten the address before this event arrives, so the address in the event is used
   window.addEventListener("hashchange", ({ newURL }) => {
     const { hash } = new URL(newURL);
-    if (hash === written || (data.side && sideOf(hash) !== data.side)) return;
+    if (hash === written || (data.side && sideOf(hash, data.sides) !== data.side)) return;
     const before = state;
     carry = null;
     state = fromHash(hash, start) ?? start;
@@ -340,7 +340,7 @@ function differs(one, other, name) {
  * @param {any} qkv
  * @param {any} data
  */
-function engineOf({ where = "in this page", run, sweep, models, model, parameters, generate }, { model: name, side }) {
+function engineOf({ where = "on this page", run, sweep, models, model, parameters, generate }, { model: name, side }) {
   const own = { most: MAX_TOKENS, model: side };
   return {
     name,
@@ -366,10 +366,10 @@ function engineOf({ where = "in this page", run, sweep, models, model, parameter
  * @param {(qkv: any) => void} open
  * @param {(reason: Error) => void} missing
  */
-function whenOpen(open, missing) {
+export function whenOpen(open, missing) {
   if (globalThis.qkv) return open(globalThis.qkv);
   window.addEventListener("qkv", () => open(globalThis.qkv), { once: true });
-  const late = () => globalThis.qkv ?? missing(new Error("There is no model in this page."));
+  const late = () => globalThis.qkv ?? missing(new Error("This page has no model."));
   if (document.readyState === "complete") setTimeout(late, 0);
   else window.addEventListener("load", late, { once: true });
 }
