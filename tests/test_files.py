@@ -229,7 +229,7 @@ def test_no_reader_waits_for_a_pipe(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     said = dict(map(json.loads, done.stdout.splitlines()))
     expected = dict.fromkeys(said, "is a pipe, a socket or a device")
-    expected |= dict.fromkeys(("weights", "config"), "it is not an ordinary file")
+    expected |= dict.fromkeys(("weights", "config"), "it is not a regular file")
     expected |= {"autoencoder": "has no sae_weights", "corpus": "is not a regular file"}
     assert len(said) == 18
     assert not {name: text for name, text in said.items() if expected[name] not in text}

@@ -93,6 +93,7 @@ STEPS = {
         {"model"},
         {"vision", "cross_encoder"},
         {"untrained"},
+        {"tracr"},
         {"loading"},
         {"pool"},
         {""},  # its `__init__.py`
@@ -130,6 +131,7 @@ STEPS = {
         {"streams", "batches"},
         {"work"},
         {"routes"},
+        {"rehearsal"},
         {"app"},
         {""},
     ],
@@ -855,6 +857,7 @@ def wrong_privacy(imported: dict[str, set[str]]) -> list[str]:
 MAX_PUBLIC = 5
 # Files that users, benchmarks or pytest import, but no other package of the wheel.
 USED_FROM_OUTSIDE = {
+    "qkv.circuits.metrics",
     "qkv.integrations.chroma",
     "qkv.integrations.langchain",
     "qkv.integrations.sklearn",

@@ -1,4 +1,4 @@
-"""Tests of docs/reference.md: every public name has an entry."""
+"""Tests of docs/reference/: every public name has an entry, on one page."""
 
 import re
 from importlib import import_module
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import qkv
 
-REFERENCE = Path(__file__).parent.parent / "docs" / "reference.md"
+PAGES = sorted((Path(__file__).parent.parent / "docs" / "reference").glob("*.md"))
 PACKAGES = (
     "attend",
     "circuits",
@@ -55,7 +55,9 @@ def entries(text: str) -> dict[str, object]:
 
 
 def test_no_public_name_is_left_out() -> None:
-    known = [id(one) for one in entries(REFERENCE.read_text(encoding="utf-8")).values()]
+    listed = [entries(page.read_text(encoding="utf-8")) for page in PAGES]
+    assert sum(map(len, listed)) == len({name for page in listed for name in page})
+    known = {id(one) for page in listed for one in page.values()}
     public = [(qkv, name) for name in qkv.__all__]
     for package in [*(f"qkv.{name}" for name in PACKAGES), "qkv_marking"]:
         module = import_module(package)

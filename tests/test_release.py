@@ -85,7 +85,8 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     release = script("release")
     files = {
         "src/qkv/__init__.py": '__version__ = "1.0.0"\n',
-        "CITATION.cff": "cff-version: 1.2.0\nversion: 1.0.0\n",
+        "CITATION.cff": "cff-version: 1.2.0\nversion: 1.0.0\ndate-released: 2020-01-01\n",
+        "docs/cite.md": '  version = "1.0.0",\n',
         "CHANGELOG.md": CHANGELOG,
         ".gitignore": "dist\n",
         ".ci/wheels.py": "import pathlib; pathlib.Path('dist').mkdir(exist_ok=True);"
@@ -112,7 +113,10 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_release_has_its_version_everywhere(clone: Any, tmp_path: Path) -> None:
     clone.make("1.1.0")
     assert (tmp_path / "src/qkv/__init__.py").read_text() == '__version__ = "1.1.0"\n'
-    assert (tmp_path / "CITATION.cff").read_text() == "cff-version: 1.2.0\nversion: 1.1.0\n"
+    lines = (tmp_path / "CITATION.cff").read_text().splitlines()
+    assert lines[1] == "version: 1.1.0"
+    assert "2026-01-01" < lines[2].removeprefix("date-released: ") < "2100"
+    assert (tmp_path / "docs/cite.md").read_text() == '  version = "1.1.0",\n'
     assert clone.section("Unreleased") == ""
     assert clone.section("1.1.0") == "- A thing."
     assert clone.section("1.0.0") == "- The first."
@@ -162,3 +166,24 @@ def test_a_step_that_fails_leaves_nothing(clone: Any, tmp_path: Path) -> None:
     assert clone.git("rev-parse", "HEAD") == before
     assert clone.git("status", "--porcelain") == ""
     assert clone.git("tag", "--list") == "v1.0.0"
+
+
+def test_the_site_is_committed_to_its_own_branch(clone: Any, tmp_path: Path) -> None:
+    before = clone.git("rev-parse", "HEAD")
+    with pytest.raises(SystemExit, match="run `make site` first"):
+        clone.commit_site("1.0.0")
+    site = tmp_path / "build/site"
+    for number, text in enumerate(["old", "new"]):
+        (site / "course").mkdir(parents=True, exist_ok=True)
+        (site / "index.html").write_text(text)
+        (site / "course" / f"{number}.ipynb").write_text("{}")
+        clone.commit_site("1.0.0")
+    assert clone.git("show", "site:index.html") == "new"
+    assert clone.git("ls-tree", "-r", "--name-only", "site").splitlines() == [
+        "course/0.ipynb",
+        "course/1.ipynb",
+        "index.html",
+    ]
+    assert clone.git("rev-list", "--count", "site") == "2"
+    assert clone.git("rev-parse", "HEAD") == before
+    assert clone.git("diff", "--cached", "--name-only") == ""

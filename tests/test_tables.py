@@ -41,6 +41,14 @@ def test_the_kernel_lists_the_activations_by_their_codes() -> None:
     }
 
 
+def test_the_pages_kernels_list_the_activations_by_the_codes_of_the_kernel() -> None:
+    script = (ASSETS / "engine/kernels.js").read_text("utf-8")
+    (listed,) = re.findall(r"^const CODES = \[(.*)\];", script, re.M)
+    codes = {ACTIVATIONS[name].code: name for name in ACTIVATION_ROWS if name != OF_HEADS}
+    names = [codes[code] for code in range(1, len(codes) + 1)]
+    assert listed.replace('"', "").split(", ") == ["", *names, OF_HEADS]
+
+
 def test_walks_and_pages_have_each_activation() -> None:
     assert set(FORMULAS) == set(ACTIVATIONS)
     assert set(ACTIVATION_ROWS) == {*ACTIVATIONS, OF_HEADS} - {ROUNDED}

@@ -1,11 +1,11 @@
 """Errors about arguments: a helper names the argument, and the public call adds its own name.
 
-    raise value_error(f"window is {window}: write (left, right)")  # in a helper
+    raise value_error(f"window is {window}; pass (left, right)")  # in a helper
 
-    @public_call("attention")  # the user reads "attention: window is 3: write (left, right)"
+    @public_call("attention")  # the user reads "attention: window is 3; pass (left, right)"
 
-Only errors that this module makes get a name. If one public call uses another, the error has the
-name of the call that the user made.
+Only errors that this module makes get a name. If a public call uses another public call, the error
+has the name of the user's call.
 """
 
 import functools
@@ -17,7 +17,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Item = TypeVar("Item")
 Error = TypeVar("Error", bound=Exception)
 
-_TEXT = "_qkv_text"  # The attribute with an error's message, while its name may still change.
+_TEXT = "_qkv_text"  # Holds an error's message while the name before the message may change.
 
 
 def mark_unnamed(error: Error) -> Error:
@@ -27,9 +27,9 @@ def mark_unnamed(error: Error) -> Error:
 
 
 def invalid(kind: Callable[[str], Error], text: str, call: str = "") -> Error:
-    """Return an error about an argument, which gets the name of the public call.
+    """Return an error about an argument; the public call adds its own name to the message.
 
-    A function that is no `public_call` gives the name as `call`.
+    A function that is not a `public_call` passes the name as `call`.
     """
     return kind(f"{call}: {text}") if call else mark_unnamed(kind(text))
 
@@ -45,7 +45,7 @@ def type_error(text: str, call: str = "") -> TypeError:
 
 
 def message(error: BaseException) -> str:
-    """Return an error's message without the name of the public call that qkv itself made."""
+    """Return an error's message; omit the name of a public call that qkv, not the user, made."""
     text = getattr(error, _TEXT, None)
     if text is None and isinstance(error, KeyError) and error.args:
         text = error.args[0]  # `str` would add quotes
@@ -53,7 +53,7 @@ def message(error: BaseException) -> str:
 
 
 def add_name(error: BaseException, name: str) -> None:
-    """Put `name` before the message of an error of `invalid`; other errors stay as they are.
+    """Put `name` before the message of an error from `invalid`; other errors stay as they are.
 
     Call `add_name` in the `except` clause of the public call.
     """
@@ -72,7 +72,7 @@ def _is_ours(frame: FrameType | None) -> bool:
 
 
 class public_call:
-    """Name a public call in its errors: as a decorator, or as a context around its work.
+    """Name a public call in its errors; use it as a decorator or as a context manager.
 
     >>> @public_call("predict")
     ... def predict(top_k):
@@ -86,7 +86,7 @@ class public_call:
         self.name = name
 
     def __call__(self, function: Function) -> Function:
-        """Return `function` with the name in its errors."""
+        """Wrap `function`, so that its errors begin with the name."""
         return _naming(function, lambda args: self.name)
 
     def __enter__(self) -> None:
@@ -98,18 +98,18 @@ class public_call:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Add the name to an error of the work."""
+        """Add the name to an error that the work raises."""
         if error is not None:
             add_name(error, self.name)
 
 
 def public_method(method: Function) -> Function:
-    """Name the class in the errors of a method, or of a class method."""
+    """Name the class in the errors of a method or class method."""
     return _naming(method, _class_name)
 
 
 def public_items(name: str, items: Iterable[Item]) -> Iterator[Item]:
-    """Yield the items of a public call's result, and name the call in errors between items."""
+    """Yield the items of a public call's result; errors raised while iterating name the call."""
     with public_call(name):
         yield from items
 
@@ -120,7 +120,7 @@ def _class_name(args: Sequence[Any]) -> str:
 
 
 def _naming(function: Function, name_of: Callable[[Sequence[Any]], str]) -> Function:
-    """Return `function` with a name in its errors, which depends on the arguments."""
+    """Return `function`; its errors get a name that depends on the arguments."""
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:

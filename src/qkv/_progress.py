@@ -11,7 +11,7 @@ PATIENCE = 2.0  # seconds of work before a bar appears
 def is_bar_wanted(show: bool | None) -> bool:
     """Return whether to show a bar; if `show` is None, a bar is shown only on a terminal.
 
-    No bar is shown if standard error is missing (`pythonw`) or closed by the shell.
+    No bar is shown if standard error is missing (as under `pythonw`) or is closed by the shell.
     """
     stream = sys.stderr
     if stream is None or getattr(stream, "closed", False):

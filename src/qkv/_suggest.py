@@ -1,13 +1,13 @@
-"""The end of an error message about an unknown name: similar names, or all names."""
+"""Suggest similar names, or all names, at the end of an error about an unknown name."""
 
 import difflib
 from collections.abc import Iterable
 
-_LISTED = 10  # a message lists at most this number of names if no name is similar
+_LISTED = 10  # if no name is similar, a message lists at most this many names
 
 
 def nearest(name: object, names: Iterable[str], most: int = 3, cutoff: float = 0.5) -> list[str]:
-    """Return the names that are similar to an unknown name, the most similar first.
+    """Return the names that are similar to an unknown name, most similar first.
 
     >>> nearest("patern", ["pattern", "q", "k"]), nearest("zzz", ["pattern", "q", "k"])
     (['pattern'], [])
@@ -16,7 +16,7 @@ def nearest(name: object, names: Iterable[str], most: int = 3, cutoff: float = 0
 
 
 def suggestion(near: Iterable[str], names: Iterable[str], kind: str = "the nearest are") -> str:
-    """Return a clause that gives the similar names; if none is similar, it gives all names.
+    """Return a clause that lists the similar names, or all names if none is similar.
 
     >>> suggestion([], "abcdefghijklm")
     'choose from a, b, c, d, e, f, g, h, i, j and 3 more'

@@ -4,7 +4,7 @@
 def visible(text: str, keep: str = "") -> str:
     r"""Escape every character that could control a terminal, in the style of Python's `repr`.
 
-    Escapes all characters that Python considers not printable: control characters (ESC, line
+    These are the characters that Python considers non-printable: control characters (ESC, line
     breaks), marks that change the writing direction, and lone surrogates.
 
     Args:

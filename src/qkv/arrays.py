@@ -24,10 +24,10 @@ FLOAT_NAMES = ("float16", "bfloat16", "float32", "float64")
 
 
 def as_array(x: Any, *, call: str = "", name: str) -> Array:
-    """Read `x` as a NumPy array, if possible without a copy.
+    """Read `x` as a NumPy array, without a copy if possible.
 
-    Accepts arrays, nested lists, numbers, and objects with `__array__` or a CPU `__dlpack__`.
-    The byte order is preserved. Error messages begin with `call` and `name`.
+    `x` may be an array, a nested list, a number, or an object with `__array__` or a CPU
+    `__dlpack__`. The byte order is preserved. Error messages begin with `call` and `name`.
 
     >>> as_array([[1.0, 2.0]], call="attention", name="query").shape
     (1, 2)
@@ -37,7 +37,7 @@ def as_array(x: Any, *, call: str = "", name: str) -> Array:
     if isinstance(x, np.ma.MaskedArray):
         raise type_error(
             f"{name} is a masked array, whose mask would be lost: "
-            f"pass {name}.data, and the mask as attn_mask",
+            f"pass {name}.data, and mask keys with attn_mask",
             call,
         )
     try:
@@ -63,7 +63,7 @@ def whole_number(
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise type_error(f"{name} is {quote(value)}: give a whole number", call) from None
+        raise type_error(f"{name} is {quote(value)}; pass a whole number", call) from None
     if number < least:
         raise value_error(f"{name} is {quote(number)}: it must be {least} or more", call)
     if number > most:
@@ -76,18 +76,32 @@ def is_whole_number(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
+def index_per_axis(key: Any, ndim: int) -> tuple[Any, ...]:
+    """Expand an array index to one entry per axis: `...` and missing entries become slices.
+
+    >>> index_per_axis((..., 2), 2), index_per_axis(0, 2)
+    ((slice(None, None, None), 2), (0, slice(None, None, None)))
+    """
+    keys = key if isinstance(key, tuple) else (key,)
+    place = next((i for i, one in enumerate(keys) if one is Ellipsis), len(keys))
+    before, after = keys[:place], keys[place + 1 :]
+    return (*before, *(slice(None),) * (ndim - len(before) - len(after)), *after)
+
+
 def real_number(value: Any, *, call: str = "", name: str) -> float:
     """Return `value` as a float; NaN and infinity are allowed."""
     kind = getattr(getattr(value, "dtype", None), "kind", "f")
     single = not isinstance(value, bool | str | bytes) and getattr(value, "shape", ()) == ()
     if not single or kind in "bcSUMm":
-        raise type_error(f"{name} is {quote(value)}: give one number", call)
+        raise type_error(f"{name} is {quote(value)}; pass one number", call)
     try:
         return float(value)
     except OverflowError:
-        raise value_error(f"{name} is {quote(value)}: it is too large for a float", call) from None
+        raise value_error(
+            f"{name} is {quote(value)}, which is too large for a float", call
+        ) from None
     except (TypeError, ValueError):
-        raise type_error(f"{name} is {quote(value)}: give a number", call) from None
+        raise type_error(f"{name} is {quote(value)}; pass a number", call) from None
 
 
 def quote(value: Any) -> str:
@@ -148,23 +162,23 @@ def compute_type(dtype: DType) -> DType:
 
 
 def without_tiny(x: Array, least: int = 125) -> Array:
-    """Set the numbers of an array below `2**-least` to 0, in place.
+    """Set numbers whose absolute value is below `2**-least` to 0, in place.
 
-    For float64, the limit is `2**-(least + 896)`. Some processors need about 150 cycles for a
-    product with a subnormal number. With `least=100`, products with numbers of usual size are not
-    subnormal either.
+    For float64, the limit is `2**-(least + 896)`. Some processors need about 150 cycles to multiply
+    by a subnormal number. With `least=100`, the products of the remaining numbers with numbers of
+    ordinary size are not subnormal either.
 
     >>> without_tiny(np.float32([1e-38, -1e-38, 1e-30, np.inf]))
     array([0.e+00, 0.e+00, 1.e-30,    inf], dtype=float32)
     """
     tiny = 2.0 ** (-least if x.dtype == np.float32 else -least - 896)
     bits = x.view(f"i{x.itemsize}")
-    bits *= ~(np.abs(x) < tiny)  # a product of floats would need the time that this function saves
+    bits *= ~(np.abs(x) < tiny)  # multiplying floats would cost the time that this function saves
     return x
 
 
 def convert_exactly(array: Array, kind: DType, name: str) -> Array:
-    """Convert an array to another float type. Raise an error if a finite number is too large.
+    """Convert an array to a different float type. Raise an error if a finite number is too large.
 
     >>> convert_exactly(np.ones(2), np.dtype(np.float16), "weight").dtype
     dtype('float16')
@@ -174,7 +188,7 @@ def convert_exactly(array: Array, kind: DType, name: str) -> Array:
     lost = ~np.isfinite(converted.astype(np.float64)) & np.isfinite(array)
     if lost.any():
         raise value_error(
-            f"{name} contains {array[lost][0]:.6g}, which is too large for {kind}: give "
+            f"{name} contains {array[lost][0]:.6g}, which is too large for {kind}; pass "
             "dtype='float32'",
         )
     return converted
@@ -188,25 +202,25 @@ def check_out(
     `out` must be writable and must not share memory with `inputs`.
     """
     if not isinstance(out, np.ndarray):
-        raise type_error(f"`out` is {type(out).__name__}: give a NumPy array", call)
+        raise type_error(f"`out` is {type(out).__name__}; pass a NumPy array", call)
     if out.shape != shape or out.dtype != dtype:
         raise value_error(
-            f"`out` is {out.shape} {out.dtype} and the result is {shape} {dtype}: "
-            "give an array of the result's shape and type",
+            f"`out` is {out.shape} {out.dtype}, but the result is {shape} {dtype}; pass an array "
+            "of the result's shape and type",
             call,
         )
     if not out.flags.writeable:
-        raise value_error("`out` cannot be written to: give a writable array", call)
+        raise value_error("`out` cannot be written to; pass a writable array", call)
     if _overlaps_itself(out):
         raise value_error(
-            "several elements of `out` share memory: give an array without overlap",
+            "several elements of `out` share memory; pass an array without overlapping elements",
             call,
         )
     for value in inputs:
         if value is None or isinstance(value, (str, int)):
             continue
         if _overlap(out, as_array(value, call=call, name="an input")):
-            raise value_error("`out` shares memory with an input: give another array", call)
+            raise value_error("`out` shares memory with an input; pass a separate array", call)
 
 
 def _overlap(array: Array, other: Array) -> bool:
@@ -231,8 +245,8 @@ def _overlaps_itself(array: Array) -> bool:
     for axis in range(array.ndim):
         # Check whether the two halves of this axis share memory. If not, two elements that overlap
         # are in the same half. The second half has the same strides as the first half and is not
-        # longer. So if two elements of the second half overlap, two elements of the first half
-        # overlap too, and it is enough to continue with the first half.
+        # longer. So an overlap in the second half implies an overlap in the first half, and it is
+        # enough to continue with the first half.
         part = np.moveaxis(array, axis, 0)
         while (half := (len(part) + 1) // 2) < len(part):
             if _overlap(part[:half], part[half:]):

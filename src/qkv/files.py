@@ -18,7 +18,7 @@ def named_folder(folder: StrPath) -> Path:
     """Return the path of an output folder. Raise an error for "", which `Path` reads as "."."""
     if not os.fspath(folder):
         raise value_error(
-            'the name of the folder is empty: give a name, or "." for the current folder'
+            'the name of the folder is empty; pass a name, or "." for the current folder'
         )
     return Path(folder)
 
@@ -26,7 +26,8 @@ def named_folder(folder: StrPath) -> Path:
 def ordinary(path: StrPath) -> Path:
     """Return the path of a file to read; raise a ValueError for a pipe, a socket or a device.
 
-    Every reader of a named file calls this function: a pipe blocks, and a device may have no end.
+    Every reader of a named file calls this function, because a pipe may block, and a device may
+    have no end.
     """
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         raise ValueError(f"{path} is a pipe, a socket or a device: copy its content to a file")
@@ -67,9 +68,9 @@ def check_target(path: StrPath) -> Path:
     """Resolve the links in a path; raise OSError if `replacing` cannot replace the target."""
     target = Path(path).resolve()
     if target.is_dir():
-        raise IsADirectoryError(f"{path} is a folder: name a file in it")
+        raise IsADirectoryError(f"{path} is a folder; pass a file in it")
     if target.exists() and not target.is_file():
-        raise OSError(f"{path} is not a regular file and cannot be replaced: name another file")
+        raise OSError(f"{path} is not a regular file and cannot be replaced; choose another file")
     if not target.parent.is_dir():
         raise FileNotFoundError(
             f"{path} cannot be written: the folder {target.parent} does not exist"
@@ -113,7 +114,7 @@ def _take_over(part: Path, old: os.stat_result) -> None:
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Raise each OSError of the block again, with `name` as the name of the file."""
+    """Re-raise each OSError of the block, with `name` as its file name."""
     try:
         yield
     except OSError as error:

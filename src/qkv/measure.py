@@ -1,4 +1,4 @@
-"""Verify calls of attention, time them in rounds, and compare them with the machine's peak."""
+"""Verify attention calls, time them in rounds, and compare them with the machine's peak."""
 
 import gc
 import math
@@ -21,8 +21,8 @@ Call = Callable[[], Any]
 Advance = Callable[[int], None]
 
 ROUNDS = 9  # The minimum number of rounds; with fewer rounds, medians are unreliable.
-LEAST = 2e-3  # Each round repeats calls that take fewer than `LEAST` seconds.
-# If a call takes fewer than `SHORT` seconds in the warm-up round, each later round runs it as a
+LEAST = 2e-3  # Each round repeats calls that take less than `LEAST` seconds.
+# If a call takes less than `SHORT` seconds in the warm-up round, each later round runs it as a
 # warm-up before timing it.
 SHORT = 0.02
 
@@ -37,18 +37,20 @@ def in_turn(
 ) -> dict[str, list[float]]:
     """Measure the times of several calls in rounds.
 
-    Every round runs each call once, so that a slow moment of the machine affects all calls equally.
+    Every round runs every call, so that a temporary slowdown of the machine affects all calls
+    equally.
 
     Args:
         calls: functions by name.
         rounds: the minimum number of rounds.
-        seconds: about how long to measure, with at least `rounds` and at most 51 rounds.
-        pause: seconds to wait before each call, so that the threads of the last call stop spinning.
+        seconds: the approximate time to measure; there are at least `rounds` and at most 51 rounds.
+        pause: seconds to wait before each call, so that the threads of the previous call stop
+            spinning.
         advance: a function that is called with 1 after each round, including the warm-up round.
 
     Returns:
-        The times of each call in seconds, keyed by name. The list of a call has one time for each
-            round. If a round repeats a short call, the time is the mean of the repeats.
+        The times of each call in seconds, keyed by name. Each list has one time per round. If a
+            round repeats a short call, the time is the mean of the repeats.
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -170,7 +172,7 @@ def operations(query: Array, key: Array, value: Array, *, is_causal: bool = Fals
 
 
 def multiply_adds(dtype: str = "float32") -> float:
-    """Measure the peak of floating-point operations per second, on the threads that qkv uses.
+    """Measure the peak number of floating-point operations per second, on qkv's threads.
 
     The compiled kernel runs multiply-adds on values in registers; for `"bfloat16"`, it uses BF16
     instructions if the processor has them. If the compiled kernel is missing, the result is the
@@ -211,7 +213,7 @@ def machine() -> dict[str, Any]:
 
 
 def processor() -> tuple[str, list[str]]:
-    """Return `(name, instruction sets)` of the processor, as far as known."""
+    """Return `(name, instruction sets)` of the processor, as far as they are known."""
     about: dict[str, str] = {}
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
@@ -240,7 +242,7 @@ class Timed:
     shape: tuple[int, int, int, int, int, int]  # B, Hq, Hkv, L, S, d
     is_causal: bool = False
     dtype: str = "float32"
-    bound: str = "multiply_adds"  # what limits the speed
+    bound: str = "multiply_adds"  # the function here that measures the limit
 
     def inputs(self) -> tuple[Array, Array, Array]:
         """Return query, key and value with random numbers from a fixed seed."""
@@ -283,7 +285,7 @@ def survey(
     `share` is the fraction of the limit that qkv reaches.
 
     Raises:
-        ArithmeticError: an error of qkv is larger than allowed.
+        ArithmeticError: qkv's rounding error is larger than allowed.
     """
     return [_measure(task, rounds, advance) for task in tasks]
 

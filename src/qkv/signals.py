@@ -36,11 +36,11 @@ def leave(number: int, _: Any = None) -> NoReturn:
 
 
 def end_with_parent(parent: int, end: Callable[[], Any] = lambda: os._exit(1)) -> None:
-    """End this process soon after its parent process ends, for example by SIGKILL.
+    """End this process soon after its parent process ends, for example because of a SIGKILL.
 
-    A thread checks the id of the parent, which changes when the parent ends (not on Windows). While
-    a call in C holds the interpreter lock, this thread cannot run. For a process with foreign code,
-    call this function in the process's own parent, so that `end` ends both.
+    A thread checks the parent's id, which changes when the parent ends (not on Windows). While a
+    call in C holds the interpreter lock, this thread cannot run. To end a process that runs foreign
+    code, call this function in the parent of that process, with an `end` that ends both.
 
     Args:
         parent: the id of the parent process.
@@ -64,7 +64,7 @@ def answering(answer: Callable[[int, Any], Any], *others: int) -> Iterator[None]
 
     Args:
         answer: a function that takes the number of the signal and the current stack frame.
-        others: further signals that call `answer`, even if a handler is already set for them.
+        others: further signals for which `answer` is called, even if they already have a handler.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

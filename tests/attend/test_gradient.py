@@ -388,7 +388,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
         ({"grad_out": np.ones((2, 3))}, ValueError, r"grad_out has shape \(2, 3\) and .* \(2, 2\)"),
         ({"grad_out": np.ones((2, 2), int)}, TypeError, "grad_out is int64"),
         ({"forward": (np.ones((2, 2)), np.ones(3))}, ValueError, r"forward\[1\] has shape \(3,\)"),
-        ({"return_lse": True}, TypeError, "return_lse is not an option here"),
+        ({"return_lse": True}, TypeError, "return_lse is not an option of this call"),
         ({"causal": True}, TypeError, "did you mean is_causal"),
     ],
 )

@@ -194,5 +194,5 @@ def test_a_mask_that_is_a_view() -> None:
 @pytest.mark.parametrize("is_causal", ["no", np.array([True, False]), 1.0, None])
 def test_is_causal_is_true_or_false(is_causal: object) -> None:
     query, key, value = qkv_arrays()
-    with pytest.raises(TypeError, match=r"^attention: is_causal is .*: write True or False"):
+    with pytest.raises(TypeError, match=r"^attention: is_causal is .*; pass True or False"):
         qkv.attention(query, key, value, is_causal=is_causal)

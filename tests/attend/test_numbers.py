@@ -93,7 +93,7 @@ def test_scale_and_softcap_accept_numbers_of_any_type(option: str) -> None:
     for value in (2, np.float32(2), np.int8(2), np.array(2.0), Fraction(2), ml_dtypes.bfloat16(2)):
         assert (qkv.attention(Q, K, V, **{option: value}) == expected).all()
     for wrong in (True, np.bool_(True), np.array(True), "2", b"2", [2.0], np.array([2.0]), 2j):
-        with pytest.raises(TypeError, match=rf"^attention: {option} is .*: give (one|a) number$"):
+        with pytest.raises(TypeError, match=rf"^attention: {option} is .*; pass (one|a) number$"):
             qkv.attention(Q, K, V, **{option: wrong})
     for beyond in (10**400, -(10**5000), NAN, INF, np.longdouble("1e400")):
         reason = rf"^attention: {option} is .*(finite|too large for a float$)"

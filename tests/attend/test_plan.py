@@ -125,7 +125,7 @@ def test_the_error_names_the_call_that_was_made() -> None:
         ({"scale": 1}, {"scale": True}, "scale is True"),
         ({"scale": 1.0}, {"scale": np.float32("nan")}, "scale is nan"),
         ({"key_lengths": 1}, {"key_lengths": True}, "key_lengths is bool"),
-        ({"key_lengths": 4}, {"key_lengths": 5}, "key_lengths has 5"),
+        ({"key_lengths": 4}, {"key_lengths": 5}, "key_lengths contains 5"),
         ({"attn_mask": np.ones((4, 4), bool)}, {"attn_mask": np.ones((4, 4), int)}, "int64"),
     ],
 )

@@ -346,7 +346,7 @@ def test_memory_grows_with_the_rows_and_not_the_longest_sequence() -> None:
         ({"forward": (np.ones((2, 1, 3)), np.ones(2))}, ValueError, r"forward\[1\] has shape"),
         ({"forward": (np.ones((2, 3)), np.ones((2, 1)))}, ValueError, r"forward\[0\] has shape"),
         ({"cu_key_lengths": [0, 1]}, ValueError, "cu_key_lengths runs from 0 to 1"),
-        ({"query": np.ones((2, 3))}, ValueError, "packed rows are"),
+        ({"query": np.ones((2, 3))}, ValueError, "pass packed rows"),
         ({"softcap": -1.0}, ValueError, "softcap"),
     ],
 )

@@ -164,7 +164,8 @@ def test_sampling_settings_of_the_model_are_used(tmp_path: Path) -> None:
         (["/save /nowhere/at/all.json"], "the folder /nowhere/at does not exist"),
         (
             ["x" * 200],
-            f"talker takes at most {POSITIONS} tokens with the answer: write a shorter message, or "
+            f"talker takes at most {POSITIONS} tokens including the answer: write a shorter "
+            "message, or "
             "begin a new conversation with /new",
         ),
     ],
@@ -246,7 +247,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a terminal of one's own is asked of Unix")
 def test_a_conversation_on_a_terminal(terminal: Terminal, tmp_path: Path) -> None:
-    assert "talker: /help lists the commands, Ctrl-D ends the con" in terminal.until("> ")
+    assert "talker: /help lists the commands, and Ctrl-D ends" in terminal.until("> ")
     terminal.write(f"{CHAT}\n")
     shown = terminal.until(" three")
     assert "one \\x1b[31mtwo three" in shown

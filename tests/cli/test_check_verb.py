@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -34,6 +35,8 @@ KEYS = {
     "conventions",
     "hint",
     "helped_by",
+    "reason",
+    "text",
 }
 
 
@@ -92,15 +95,18 @@ def test_hints_come_in_three_grades(file):
     where = "Hint 2, where to look: the lines that turn scores into weights"
     nudge = "Hint 1: Use a negative score"
     one, two, three = (run(path, "--hint", grade).stdout for grade in (1, 2, 3))
-    assert run(path).stdout == one
+    assert run(path).stdout == one == run(path, "--hints", 1).stdout
+    none = run(path, "--hints", 0).stdout
+    assert "Hint" not in none
+    assert "--hints 1 says what to try." in none
     assert [text in one for text in (nudge, where, line)] == [True, False, False]
     assert [text in two for text in (nudge, where, line)] == [True, True, False]
     assert line in three
-    assert "--hint 2 says where to look." in one
-    assert "--hint 3 shows the correct line." in two
-    assert "--hint" not in three
+    assert "--hints 2 says where to look." in one
+    assert "--hints 3 shows the correct line." in two
+    assert "--hints" not in three
     order = ("softmax: ", "It shows: ", "The smallest input that shows it:", nudge, where, line)
-    places = [three.index(text) for text in order]
+    places = [three.rindex(text) for text in order]
     assert places == sorted(places)
 
 
@@ -120,6 +126,8 @@ def test_json_of_one_file_and_a_task_is_a_list_too(file):
             "conventions": [],
             "helped_by": [],
             "hint": [],
+            "reason": "All results are right.",
+            "text": check_file(path)[0].text(),
         }
     ]
 
@@ -241,6 +249,37 @@ def test_a_roster_gives_a_row_to_each_student(submissions, tmp_path, monkeypatch
     assert lines[4] == ["d", "Dora", "0", "nothing-handed-in"]
 
 
+def test_grades_by_hand_and_the_latest_file_are_chosen_by_options(tmp_path, file, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    for name, source, when in (("s1 a.py", RIGHT, 2), ("s1 b.py", WRONG, 1)):
+        os.utime(file(source, name), (when, when))
+    roster, manual = file("id,name\ns1,Ann\n", "roster.csv"), file("", "grades.csv")
+    manual.write_text("id,task,points,comment\ns1,sentences,8,Good.\n")
+    options = ("--task", "attention", "--task", "softmax", "--roster", roster, "--manual", manual)
+    result = run(tmp_path / "s1 a.py", tmp_path / "s1 b.py", *options, "--take", "latest")
+    words = " ".join(result.stdout.splitlines()[1].split())
+    assert words == "s1 Ann 0 10 8 18 latest of 2: s1 a.py missing-function"
+    rows = json.loads(run(tmp_path / "s1 a.py", *options, "--json").stdout)
+    assert {row["task"]: (row["points"], row["text"]) for row in rows}["sentences"] == (8, "Good.")
+
+
+def test_feedback_is_written_for_each_student_and_linked(submissions, tmp_path, monkeypatch):
+    monkeypatch.chdir(submissions)
+    (tmp_path / "out" / "pages").mkdir(parents=True)
+    target, folder = tmp_path / "out" / "pages" / "all.html", tmp_path / "feed back"
+    files = ("--html", target, "--feedback", folder, "--junit", tmp_path / "all.xml")
+    rows = json.loads(run("anna.py", "=ben.py", *files, "--hints", 3, "--json").stdout)
+    written = {one.name.partition("-")[0] for one in folder.iterdir()}
+    assert written == {"anna.html", "ben", "labels.html"}  # ben's page has a hash after the name
+    assert 'href="../../feed%20back/anna.html"' in target.read_text()
+    texts = [test[1].text for test in ElementTree.parse(tmp_path / "all.xml").iter("testcase")]
+    assert texts == [row["text"] for row in rows]
+    assert "Hint 3, correction:" in texts[1]
+    blocked = run("anna.py", "--feedback", submissions / "anna.py" / "x")
+    assert blocked.exit_code == 2
+    assert "is not a writable folder" in blocked.stderr
+
+
 def test_the_gradescope_file_holds_the_score_of_one_submission(submissions, tmp_path, monkeypatch):
     monkeypatch.chdir(submissions)
     target = tmp_path / "results.json"
@@ -265,7 +304,7 @@ def test_a_file_that_hangs_or_exits_early_fails_with_1(file):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ((), "give the files to mark, or --list"),
+        ((), "pass the files to mark, or --list"),
         (("none.py",), "none.py: No such file"),
         (("mine.py", "none.py"), "none.py: No such file"),
         (("mine.py", "--csv", "all.txt"), "all.txt: the name must end in .csv"),
@@ -280,6 +319,8 @@ def test_a_file_that_hangs_or_exits_early_fails_with_1(file):
         (("mine.py", "--junit", "no/all.xml"), "no/all.xml cannot be written"),
         (("mine.py", "--roster", "no.csv"), "no.csv"),
         (("mine.py", "--roster", "mine.py"), "mine.py has no column id"),
+        (("mine.py", "--manual", "mine.py"), "mine.py has no column id and no column task"),
+        (("mine.py", "--take", "worst"), "--take"),
     ],
 )
 def test_a_bad_request_prints_one_line_and_exits_with_2(file, tmp_path, monkeypatch, args, words):

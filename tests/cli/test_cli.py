@@ -73,9 +73,9 @@ def test_show_prints_the_view() -> None:
 def test_show_compare_and_walk_with_minilm() -> None:
     minilm = ("--model", "minilm")
     shown = run("show", BANK, "--layer", "0", "--head", "4", *minilm)
-    assert "bank looks at river: 0.71 (layer 0, head 4)." in shown.stdout
+    assert "bank attends to river: 0.71 (layer 0, head 4)." in shown.stdout
     compared = run("compare", BANK, MONEY, "--word", "bank", *minilm)
-    assert "between A and B: 0.958 at" in compared.stdout
+    assert "vectors: 0.958 at" in compared.stdout
     walked = run("walk", CAT, "--layer", "0", *minilm)
     assert "13. The output projection" in walked.stdout
     difference = " ".join(walked.stdout.split()).split("largest difference ")[1].split(" is ")[1]
@@ -443,7 +443,7 @@ def test_a_bad_request_prints_one_line_and_exits_with_2(
 def test_heads_are_ranked_for_the_words_that_are_named() -> None:
     shown = run("show", CAT, "--from", "cat", "--to", "mat", *RANDOM).stdout
     assert shown == run("show", CAT, "--from", "cat", "--to", "mat", "--pieces", *RANDOM).stdout
-    assert "\ncat looks at mat: " in shown
+    assert "\ncat attends to mat: " in shown
     assert "Other heads with this link" in shown
     alone = run("compare", CAT, "a dog sat down", *RANDOM).stdout
     assert "The word is sat because it is the only content word that both texts share." in alone
@@ -452,7 +452,7 @@ def test_heads_are_ranked_for_the_words_that_are_named() -> None:
 def test_a_folder_is_no_output(tmp_path: Path) -> None:
     (tmp_path / "a.png").mkdir()
     result = run("show", CAT, *RANDOM, "--png", str(tmp_path / "a.png"))
-    assert "is a folder: name a file in it" in refused(result, "show")
+    assert "is a folder; pass a file in it" in refused(result, "show")
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="there is no /proc to fail to write to")
@@ -676,4 +676,4 @@ def test_a_closed_standard_input_is_reported_in_one_line(tmp_path: Path) -> None
         ["sh", "-c", '"$@" <&-', "sh", *command], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert done.stderr == "qkv encode: standard input is closed: give a file\n"
+    assert done.stderr == "qkv encode: standard input is closed; pass a file\n"

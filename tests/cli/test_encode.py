@@ -133,7 +133,7 @@ def test_a_file_of_another_kind_is_refused(name: str, model: str, tmp_path: Path
     (tmp_path / name).write_text("the cat\n")
     done = encode(str(tmp_path / name), "-o", str(tmp_path / "out.npy"), "--model", model)
     assert done.exit_code == 2
-    assert "give a .txt, .jsonl or .csv file" in done.stderr
+    assert "pass a .txt, .jsonl or .csv file" in done.stderr
     assert ".parquet" in done.stderr
 
 
@@ -143,20 +143,20 @@ def test_a_row_without_a_text_is_named(model: str, tmp_path: Path) -> None:
         (
             "a.jsonl",
             '{"text": "the cat"}\n{"text": 3}\n',
-            "a.jsonl, row 1 has a 'text' that is int, not a string: correct it, or give another "
+            "a.jsonl, row 1 has a 'text' that is int, not a string: correct it, or pass another "
             "--column",
         ),
         ("b.jsonl", '{"text": "the cat"}\nthe mat\n', "b.jsonl, row 1 is not JSON"),
         (
             "a.csv",
             "n,text\n1,the cat\n2\n",
-            "a.csv, row 1 has no 'text': correct it, or give another --c",
+            "a.csv, row 1 has no 'text': correct it, or pass another --c",
         ),
         ("b.csv", 'text\nthe cat\n" "\n', "b.csv, row 1: the text is empty"),
         (
             "c.csv",
             "n,said\n1,the cat\n",
-            "c.csv has no column 'text': give --column one of the columns 'n', 'said'",
+            "c.csv has no column 'text': pass --column with one of the columns 'n', 'said'",
         ),
     ):
         (tmp_path / name).write_text(content)
@@ -249,7 +249,7 @@ def test_a_line_without_a_token_is_named(source: str, model: str, tmp_path: Path
     done = encode(given, "-o", str(tmp_path / "out.npy"), "--model", model, stdin=stdin)
     assert done.exit_code == 2
     name = file if source == "file" else source
-    line = f"qkv encode: {name}, line 14: the text is empty: there is no token in it\n"
+    line = f"qkv encode: {name}, line 14: the text is empty, because there is no token in it\n"
     assert done.stderr == line
     assert not (tmp_path / "out.npy").exists()
 
@@ -416,5 +416,5 @@ def test_dtype_is_refused_on_a_cluster(model: str, tmp_path: Path) -> None:
     options = ["--cluster", "local", "--model", model, "--dtype", "int8"]
     done = encode(str(tmp_path / "in.txt"), "-o", str(tmp_path / "out"), *options)
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-    assert "omit --cluster or --dtype" in done.stderr
+    assert "--dtype cannot be combined with --cluster" in done.stderr
     assert not (tmp_path / "out").exists()

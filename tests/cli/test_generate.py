@@ -84,7 +84,7 @@ def test_every_option_reaches_the_model(random: str) -> None:
 @pytest.mark.parametrize("option", ["--seed", "--top-k", "--top-p"])
 def test_sampling_options_need_a_temperature(option: str, random: str) -> None:
     line = refused(run("generate", "the cat", "--model", random, option, "1"), "generate")
-    assert "give a temperature above 0" in line
+    assert "pass a temperature above 0" in line
 
 
 def test_an_error_comes_before_any_text(random: str, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_the_cache_in_16_bits(random: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert set(seen) == {"bfloat16"}
     for kind, model, said in (
         ("int8", random, "'int8' is not one of"),
-        ("float16", "books", "not for books"),
+        ("float16", "books", "does not apply to books"),
     ):
         assert said in refused(
             run("generate", "a", "--model", model, "--cache-dtype", kind), "generate"

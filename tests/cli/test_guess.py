@@ -72,12 +72,15 @@ def test_the_default_model_guesses_in_a_separate_process() -> None:
     ("args", "said"),
     [
         (("the cat",), "the text has no mask token, .* write [MASK] or _ where a word is missing"),
-        (("",), "the text is empty: give at least one word"),
+        (("",), "the text is empty; pass at least one word"),
         ((TEXT, "--top", "0"), "0 is not in the range x>=1"),
-        ((TEXT, "--top", "31"), "guess: --top is 31 and model has 30 words: give 1 to 30"),
+        (
+            (TEXT, "--top", "31"),
+            "guess: --top is 31, but the vocabulary of model has 30 tokens; pass 1 to 30",
+        ),
         ((TEXT, "--hide", "dog"), "`hide` has 'dog', which is in no text: the words are the, cat"),
-        ((TEXT, "--ablate", "0"), "0: write LAYER.HEAD, for example 0.3"),
-        ((TEXT, "--ablate", "0.x"), "0.x: write LAYER.HEAD, for example 0.3"),
+        ((TEXT, "--ablate", "0"), "0 is not a head; write LAYER.HEAD, for example 0.3"),
+        ((TEXT, "--ablate", "0.x"), "0.x is not a head; write LAYER.HEAD, for example 0.3"),
         (
             (TEXT, "--ablate", "2.0"),
             "`ablate` names layer 2, but the model has 2 layers, numbered 0 to 1",
@@ -134,8 +137,8 @@ def test_guess_without_a_text_shows_one_story_and_lists_the_others() -> None:
 
 def test_stories_need_the_shipped_model(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for args in (("--model", folder), ("--hide", "crown"), ("--ablate", "0.1")):
-        assert "Missing argument 'TEXT': with --hide, --ablate" in refused(
-            run("guess", *args), "guess"
-        )
+        assert "Missing argument 'TEXT': --hide, --ablate" in refused(run("guess", *args), "guess")
     monkeypatch.setenv("QKV_MODEL", folder)
-    assert "--model or QKV_MODEL, you must also give TEXT" in refused(run("guess"), "guess")
+    assert "Missing argument 'TEXT': --hide, --ablate, --model and QKV_MODEL need it" in refused(
+        run("guess"), "guess"
+    )

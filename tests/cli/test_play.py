@@ -52,7 +52,7 @@ def test_hide_and_ablate_apply_when_the_page_opens(folder: str, tmp_path: Path) 
     assert len(view.edits) == 3
     assert path.read_text("utf-8") == view._document()
     line = refused(run("play", TEXT, "--model", folder, "--ablate", "7"), "play")
-    assert "7: write LAYER.HEAD, for example 0.3" in line
+    assert "7 is not a head; write LAYER.HEAD, for example 0.3" in line
     line = refused(run("play", TEXT, "--model", folder, "--hide", "dog"), "play")
     assert "`hide` has 'dog', which is in no text" in line
 

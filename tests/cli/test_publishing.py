@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 import qkv
+from models.gguf_files import write_llama
 from models.support import mask_bert
 from qkv.findings.measured import view_of
+from qkv.models.files._short_names import SHORT_NAMES
 
 from .test_cli import refused, run
 
@@ -80,6 +82,32 @@ def test_a_shipped_model_is_found_by_its_name(tmp_path: Path) -> None:
     assert run("verify", str(tmp_path / "a.json")).exit_code == 0
 
 
+def test_a_gguf_file_is_found_by_its_path_or_short_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = SHORT_NAMES["smollm2"]
+    path = tmp_path / known.package / known.path
+    path.parent.mkdir()
+    (path.parent / "__init__.py").write_text("raise RuntimeError")  # it is not imported
+    write_llama(path, kinds={"token_embd.weight": "Q8_0"})  # a small model in place of SmolLM2
+    monkeypatch.syspath_prepend(tmp_path)
+    own, other, page = (str(tmp_path / name) for name in ("a.json", "b.json", "page.html"))
+    qkv.finding("smollm2", "the cat sat", hide="cat").save(own)
+    assert json.loads(Path(own).read_bytes())["model"]["name"] == "smollm2"
+    for more in ([], ["--model", str(path)], ["--model", "smollm2"]):
+        assert run("verify", own, *more).stdout.endswith(": holds: the cat sat\n")
+        assert run("publish", own, "-o", page, *more).exit_code == 0
+        assert Path(page).read_bytes().startswith(b"\xff\xfe")  # UTF-16: the model is in blocks
+        Path(page).unlink()
+    qkv.finding("books", TEXT, hide="cat").save(other)
+    line = refused(run("publish", own, other, "-o", page), "publish")
+    assert "belong to 2 models, smollm2 and books: publish one page per model" in line
+    path.unlink()
+    for command in ("verify", "publish"):
+        line = refused(run(command, own), command)
+        assert "smollm2 is not on this machine, and nothing is downloaded; run `pip install" in line
+
+
 def test_bad_requests_exit_with_2(files: Path, tmp_path: Path) -> None:
     [good] = paths(files, "a.json")
     assert "which does not come with qkv" in refused(run("verify", good), "verify")
@@ -95,16 +123,16 @@ def test_bad_requests_exit_with_2(files: Path, tmp_path: Path) -> None:
     line = refused(run("verify", str(bad)), "verify")
     assert r"bad\x1b[31m.json: it has no model" in line
     bad.write_text('{"text": NaN}')
-    assert ": it is not valid JSON" in refused(run("verify", str(bad)), "verify")
+    assert " is not valid JSON" in refused(run("verify", str(bad)), "verify")
     held = json.loads(Path(good).read_bytes())
     for name, value, said in (
-        ("position", 99, "position is 99 and the text has 9 tokens"),
+        ("position", 99, "position is 99, but the text has 9 tokens"),
         ("edits", [{"op": "hide", "token": "cat"}], "edits[0] (hide) has token 'cat'"),
-        ("edits", [7], "edits[0] is 7: give a record"),
+        ("edits", [7], "edits[0] is 7; pass a record"),
         (
             "edits",
             [{"op": "scale", "value": 2**70}],
-            f"edits[0] (scale) has value {2**70}: give a finite number that fits in 64 bits",
+            f"edits[0] (scale) has value {2**70}; pass a finite number that fits in 64 bits",
         ),
     ):
         bad.write_text(json.dumps({**held, name: value}))

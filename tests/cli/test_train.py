@@ -263,12 +263,12 @@ def test_resuming_with_other_settings_or_texts_is_refused(corpus: str, tmp_path:
     ):
         assert words in refused(run(*again, *flags), "train")
     line = refused(run("train", corpus, "--objective", "causal", *QUICK, "-o", folder), "train")
-    assert f"{folder} holds a run: continue with resume" in line
+    assert f"{folder} contains a run: continue with resume" in line
     Path(corpus).write_text(TEXT + "more", encoding="utf-8")
     (tmp_path / "run" / "config.json").unlink()
     result = run(*again)
     assert result.exit_code == 2
-    assert f"has {len(TEXT) + 4} bytes and had {len(TEXT)} when" in result.stderr
+    assert f"has {len(TEXT) + 4} bytes, but had {len(TEXT)} when" in result.stderr
 
 
 def test_resuming_from_damaged_files(corpus: str, tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_resuming_from_damaged_files(corpus: str, tmp_path: Path) -> None:
     result = run("train", "--resume", "-o", str(folder))
     assert result.exit_code == 0
     told = f"qkv train: warning: train: {last} is damaged: its checksum does not match its content"
-    assert result.stderr.count(f"{told}; going on from step 0\n") == 1
+    assert result.stderr.count(f"{told}; continuing from step 0\n") == 1
     found = numbers(folder)
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
     tokenizer = folder / "checkpoints" / "tokenizer.json"
@@ -316,7 +316,7 @@ def test_a_non_finite_model_is_detected_before_the_losses_show_it(
         result = run("train", corpus, *options, "-o", str(folder))
         assert result.exit_code == 1
         last = result.stderr.splitlines()[-1]
-        assert f"at step {steps} the model gives numbers that are not finite" in last
+        assert f"at step {steps}, the model's parameters or outputs are not finite" in last
         assert f"{folder} holds the model of its last good checkpoint, step 0: use a lower" in last
         assert np.isfinite(qkv.load(folder)(np.arange(9)[None]).logits).all()
 
@@ -340,7 +340,7 @@ def test_ctrl_c_before_the_first_step(
     options = ("--objective", "causal", *QUICK, "--steps", "2", "-o", str(folder))
     result = run("train", corpus, *options)
     assert result.exit_code == 130
-    assert "holds no step" in result.stderr
+    assert "contains no steps" in result.stderr
     assert f"continue with: qkv train --resume -o {folder}" in result.stderr
     monkeypatch.undo()
     assert run("train", "--resume", "-o", str(folder)).exit_code == 0
@@ -392,9 +392,9 @@ def test_refused(corpus: str, tmp_path: Path) -> None:
         assert words in why(*flags)
     for content, words in (
         (b"", "is empty"),
-        (b"\n \n", "holds only white space"),
-        (b"spam spam\nspam", "holds only the word 'spam'"),
-        (b"caf\xe9\n", "is not UTF-8: line 1 holds the byte 0xe9"),
+        (b"\n \n", "contains only white space"),
+        (b"spam spam\nspam", "contains only the word 'spam'"),
+        (b"caf\xe9\n", "is not UTF-8: line 1 contains the byte 0xe9"),
         (b"one\n\0\n", "is not text"),
     ):
         bad = tmp_path / "bad.txt"
@@ -403,16 +403,16 @@ def test_refused(corpus: str, tmp_path: Path) -> None:
         assert words in line
         assert str(bad) in line
     assert "No such file" in why(text=str(tmp_path / "none.txt"))
-    assert "is a folder: give the text files in it" in why(text=str(tmp_path))
-    assert "is a file: name a folder" in why(folder=corpus)
+    assert "is a folder; pass the text files in it" in why(text=str(tmp_path))
+    assert "is a file; pass a folder" in why(folder=corpus)
     assert "it cannot be written: Not a directory" in why(folder=f"{corpus}/inside/it")
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").write_text("mine", encoding="utf-8")
-    assert "holds files that do not belong to a run" in why(folder=str(other))
-    assert "give the text files" in refused(run("train", "-o", "x"), "train")
+    assert "contains files that do not belong to a run" in why(folder=str(other))
+    assert "pass the text files" in refused(run("train", "-o", "x"), "train")
     assert "--objective" in refused(run("train", corpus, "-o", "x"), "train")
     assert "--output" in refused(run("train", corpus), "train")
     line = refused(run("train", "--resume", "-o", str(tmp_path / "new")), "train")
-    assert "holds no checkpoint to resume from" in line
+    assert "contains no checkpoint to resume from" in line
     assert not (tmp_path / "new").exists()

@@ -45,17 +45,17 @@ def test_sinusoidal_without_rows() -> None:
         ((-1, 4), ValueError, "length is -1: it must be 0 or more"),
         ((3, 0), ValueError, "dim is 0: it must be 1 or more"),
         ((3, -2), ValueError, "dim is -2"),
-        ((3.0, 4), TypeError, "length is 3.0: give a whole number"),
+        ((3.0, 4), TypeError, "length is 3.0; pass a whole number"),
         ((3, "4"), TypeError, "dim is '4'"),
         ((True, 4), TypeError, "length is True"),
         ((3, 4, 0), ValueError, "base is 0.0: it must be finite and greater than 0"),
         ((3, 4, -1.0), ValueError, "base is -1.0"),
         ((3, 4, math.inf), ValueError, "base is inf"),
         ((3, 4, math.nan), ValueError, "base is nan"),
-        ((3, 4, None), TypeError, "base is None: give a number"),
+        ((3, 4, None), TypeError, "base is None; pass a number"),
         ((3, 4, "10000"), TypeError, "base is '10000'"),
-        ((3, 4, 10**400), ValueError, "base is 10*[.]{3}: it is too large for a float"),
-        ((3, 4, np.ones((2, 1))), TypeError, r"base is array\(.*\): give one number$"),
+        ((3, 4, 10**400), ValueError, "base is 10*[.]{3}, which is too large for a float"),
+        ((3, 4, np.ones((2, 1))), TypeError, r"base is array\(.*\); pass one number$"),
         ((2**64, 4), ValueError, "length is 18446744073709551616: it must be at most"),
         ((3, 10**5000), ValueError, "dim is a very large int: it must be at most"),
     ],
@@ -88,7 +88,11 @@ def test_learned_table_keeps_its_type_and_is_fixed() -> None:
 @pytest.mark.parametrize(
     ("length", "error", "match"),
     [
-        (4, ValueError, "the text has 4 tokens and the table has 3 positions: truncate the text"),
+        (
+            4,
+            ValueError,
+            "the text has 4 tokens, but the table has only 3 positions: truncate the text",
+        ),
         (-1, ValueError, "length is -1"),
         (1.0, TypeError, "length is 1.0"),
     ],
@@ -103,7 +107,7 @@ def test_learned_length_refused(length, error: type[Exception], match: str) -> N
     [
         ([0, 3], ValueError, "no row for position 3: the table has 3 rows"),
         ([-1], ValueError, "no row for position -1"),
-        ([0.5], TypeError, "positions are float64: give integers"),
+        ([0.5], TypeError, "positions are float64; pass integers"),
     ],
 )
 def test_learned_positions_refused(positions, error: type[Exception], match: str) -> None:
@@ -170,7 +174,7 @@ def test_other_numbers_of_heads(heads: int) -> None:
     [
         (0, ValueError, "num_heads is 0: it must be 1 or more"),
         (-4, ValueError, "num_heads is -4"),
-        (8.0, TypeError, "num_heads is 8.0: give a whole number"),
+        (8.0, TypeError, "num_heads is 8.0; pass a whole number"),
         (True, TypeError, "num_heads is True"),
         (2**64, ValueError, "num_heads is 18446744073709551616: it must be at most"),
         (None, TypeError, "num_heads is None"),

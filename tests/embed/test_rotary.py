@@ -138,10 +138,10 @@ def test_float16_overflow_gives_infinity() -> None:
 @pytest.mark.parametrize(
     ("x", "positions", "options", "error", "match"),
     [
-        (np.zeros((2, 3)), [0, 1], {}, ValueError, "rows of 3, which cannot be paired"),
-        (np.zeros((2, 0)), [0, 1], {}, ValueError, "rows of 0"),
-        (np.zeros((2, 4)), [0, 1], {"dims": 3}, ValueError, "dims is 3 and x has rows of 4"),
-        (np.zeros((2, 4)), [0, 1], {"dims": 6}, ValueError, "dims is 6 and x has rows of 4"),
+        (np.zeros((2, 3)), [0, 1], {}, ValueError, "size 3, whose entries cannot be paired"),
+        (np.zeros((2, 0)), [0, 1], {}, ValueError, "rows of size 0"),
+        (np.zeros((2, 4)), [0, 1], {"dims": 3}, ValueError, "dims is 3 and x has rows of size 4"),
+        (np.zeros((2, 4)), [0, 1], {"dims": 6}, ValueError, "dims is 6 and x has rows of size 4"),
         (np.zeros((2, 4)), [0, 1], {"dims": 0}, ValueError, "dims is 0: it must be 2 or more"),
         (np.zeros((2, 4)), [0, 1], {"dims": 2.0}, TypeError, "dims is 2.0"),
         (np.zeros((2, 4)), [0, 1, 2], {}, ValueError, r"shape \(3,\) and x has \(2,\)"),
@@ -153,7 +153,7 @@ def test_float16_overflow_gives_infinity() -> None:
         (np.zeros((2, 4)), ["0", "1"], {}, TypeError, "positions are <U1"),
         (np.zeros((2, 4)), [0, 1], {"base": 0}, ValueError, "base is 0.0"),
         (np.zeros((2, 4)), [0, 1], {"base": None}, TypeError, "base is None"),
-        (np.zeros((2, 4), dtype=int), [0, 1], {}, TypeError, "x is int64: give float16"),
+        (np.zeros((2, 4), dtype=int), [0, 1], {}, TypeError, "x is int64; pass float16"),
         (np.zeros((2, 4), dtype=complex), [0, 1], {}, TypeError, "x is complex128"),
         (1.0, 0, {}, ValueError, "x is a single number"),
     ],

@@ -125,10 +125,10 @@ def test_rows_refused(ids, error: type[Exception], match: str) -> None:
     [
         ({}, ValueError, "neither dim nor weight"),
         ({"dim": 0}, ValueError, "dim is 0: it must be 1 or more"),
-        ({"dim": 2.0}, TypeError, "dim is 2.0: give a whole number"),
+        ({"dim": 2.0}, TypeError, "dim is 2.0; pass a whole number"),
         ({"dim": True}, TypeError, "dim is True"),
         ({"dim": 2, "dtype": np.int32}, TypeError, "dtype is int32"),
-        ({"dim": 4, "weight": TABLE}, ValueError, "rows of 3 and dim is 4"),
+        ({"dim": 4, "weight": TABLE}, ValueError, "rows of size 3, but dim is 4"),
         ({"weight": TABLE[:3]}, ValueError, "3 rows and the tokenizer has 4 ids"),
         ({"weight": TABLE[0]}, ValueError, r"shape \(3,\)"),
         ({"weight": np.zeros((4, 0))}, ValueError, r"shape \(4, 0\)"),
@@ -144,5 +144,5 @@ def test_tables_refused(options, error: type[Exception], match: str) -> None:
 
 @pytest.mark.parametrize("text", [["the cat", "sat"], None, b"the"])
 def test_one_text_only(text) -> None:
-    with pytest.raises(TypeError, match=f"text is {type(text).__name__}: give one string"):
+    with pytest.raises(TypeError, match=f"text is {type(text).__name__}; pass one string"):
         TokenEmbedding(TOKENIZER, 4)(text)

@@ -41,6 +41,10 @@ def test_a_gap_may_be_typed_in_any_way(model: qkv.Model, glass: qkv.Finding, gap
     assert found.verify(model).holds
 
 
+def test_a_model_may_be_named(glass: qkv.Finding) -> None:
+    assert qkv.finding("books", GLASS, hide="glass", claim=glass.claim) == glass
+
+
 def test_a_decoder_predicts_the_token_after_the_position(decoder: qkv.Model) -> None:
     text = "Here is Miss Green. Who is Miss"
     found = qkv.finding(decoder, text, ablate=[(2, 5)])
@@ -138,13 +142,13 @@ def test_invalid_edits_are_refused(model: qkv.Model) -> None:
     refused(
         {("z", 2): np.full((1, 9, 6, 32), np.nan)}, "^finding: edits.0. .set. has value .* finite"
     )
-    refused([{"op": "hide", "token": 9}], "^finding: edit.0. .hide. has token 9: give 0 to 8")
+    refused([{"op": "hide", "token": 9}], "^finding: edit.0. .hide. has token 9; pass 0 to 8")
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"model": "books"}, "^finding: model is 'books': give a model from qkv.load"),
+        ({"model": "bookz"}, "^finding: 'bookz' is not a known model"),
         ({"text": 3}, "^finding: text is int, not a string"),
         ({"text": " "}, "^finding: the text is empty"),
         (
@@ -153,11 +157,12 @@ def test_invalid_edits_are_refused(model: qkv.Model) -> None:
         ),
         (
             {"text": "a " * 80},
-            "^finding: the text has 82 tokens and books reads at most 64 tokens: shorten",
+            "^finding: the text has 82 tokens, but books reads at most 64 tokens: shorten",
         ),
-        ({"position": 9}, "^finding: position is 9 and the text has 9 tokens: give 0 to 8$"),
-        ({"position": -10}, "^finding: position is -1 and the text has 9 tokens"),
-        ({"position": 1.5}, "^finding: position is 1.5: give a whole number"),
+        ({"position": 9}, "^finding: position is 9, but the text has 9 tokens; pass 0 to 8$"),
+        ({"position": -10}, "^finding: position is -1, but the text has 9 tokens"),
+        ({"position": 1.5}, "^finding: position is 1.5; pass a whole number"),
+        ({"model": 3}, "^finding: the model has type int; pass a name or a folder"),
         ({"claim": None}, "^finding: claim is NoneType, not a string"),
         ({"claim": "\ud800"}, "^finding: claim has the lone surrogate"),
         ({"hide": "dog"}, "^finding: `hide` has 'dog', which is in no text"),
@@ -198,10 +203,10 @@ def test_words_keep_their_order(glass: qkv.Finding) -> None:
     holds, lines = other.verify()
     assert not holds
     assert lines == [
-        f"before, word 1: {second[0]}, {first[1]:.4f} in the finding, "
-        f"{first[0]}, {first[1]:.4f} here",
-        f"before, word 2: {first[0]}, {second[1]:.4f} in the finding, "
-        f"{second[0]}, {second[1]:.4f} here",
+        f"before, word 1: {second[0]} ({first[1]:.4f}) in the finding, "
+        f"{first[0]} ({first[1]:.4f}) here",
+        f"before, word 2: {first[0]} ({second[1]:.4f}) in the finding, "
+        f"{second[0]} ({second[1]:.4f}) here",
     ]
     assert replace(glass, before=glass.before[:2], after=glass.after[:1]).verify().holds
 
@@ -247,7 +252,7 @@ def test_a_finding_of_an_unshipped_model_needs_the_model(small: Path, glass: qkv
 
 def test_values_that_do_not_fit_the_text_are_refused(glass: qkv.Finding) -> None:
     for changes, said in (
-        ({"position": 9}, "verify: position is 9 and the text has 9 tokens: give 0 to 8"),
+        ({"position": 9}, "verify: position is 9, but the text has 9 tokens; pass 0 to 8"),
         ({"position": 10**400}, "verify: position is 1000"),
         ({"edits": [{"op": "hide", "token": 9}]}, r"verify: edits\[0\] \(hide\) has token 9"),
         (

@@ -61,7 +61,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "edits by name": ({**RIGHT, "edits": {"op": "causal"}}, "edits is .*: it must be a list of"),
     "an unknown op": ({**RIGHT, "edits": [{"op": "hyde"}]}, r"edits\[0\] has op 'hyde': it"),
     "an edit with no token": ({**RIGHT, "edits": [{"op": "hide"}]}, r"edits\[0\] \(hide\) has no"),
-    "no edit": ({**RIGHT, "edits": [7]}, r"edits\[0\] is 7: give a record"),
+    "no edit": ({**RIGHT, "edits": [7]}, r"edits\[0\] is 7; pass a record"),
     "a claim of numbers": ({**RIGHT, "claim": 7}, "claim is 7"),
     "no words": ({**RIGHT, "before": []}, r"before is \[\]: it must be 1 to 5 pairs"),
     "six words": ({**RIGHT, "before": [["a", 0.1]] * 6}, "before is .*: it must be 1 to 5 pairs"),
@@ -158,7 +158,7 @@ def test_an_invalid_finding_is_refused_in_one_line(
 )
 def test_damaged_files(content: bytes, tmp_path: Path) -> None:
     path = file_of(tmp_path, content)
-    with pytest.raises(ValueError, match=f"^{path}: ") as raised:
+    with pytest.raises(ValueError, match=f"^{path}(:| is not valid JSON:) ") as raised:
         qkv.Finding.load(path)
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) < len(str(path)) + 400
@@ -170,5 +170,5 @@ def test_files_that_are_not_there_or_too_large(
     with pytest.raises(FileNotFoundError, match=r"nothing\.json"):
         qkv.Finding.load(tmp_path / "nothing.json")
     monkeypatch.setattr("qkv.findings._finding_files._MAX_BYTES", 100)
-    with pytest.raises(ValueError, match="bytes: give a finding of at most 100 bytes"):
+    with pytest.raises(ValueError, match="bytes; pass a finding of at most 100 bytes"):
         qkv.Finding.load(file_of(tmp_path, RIGHT))

@@ -226,7 +226,7 @@ def test_one_of_several_parts_must_be_named() -> None:
         return trace
 
     message = (
-        r"2 parts of Model, model\.vision \(Layer\), model\.text \(Layer\): name the "
+        r"2 parts of Model, model\.vision \(Layer\), model\.text \(Layer\); pass the "
         r"part to record, for example record\(module=model\.text\)"
     )
     with pytest.raises(ValueError, match=message):
@@ -263,7 +263,7 @@ def test_a_second_attention_in_a_layer_is_named() -> None:
 @pytest.mark.parametrize("module", ["text", 3])
 def test_the_module_argument_must_be_part_of_a_model(module: Any) -> None:
     with pytest.raises(
-        TypeError, match=f"record: `module` is a {type(module).__name__}: give a part"
+        TypeError, match=f"record: `module` has type {type(module).__name__}; pass a part"
     ):
         qkv.record(module=module).__enter__()
 
@@ -392,7 +392,7 @@ def test_tokens_can_be_passed_or_set_later() -> None:
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (["a", "b", "c"], "`tokens` is for 1 texts, but the run has 2"),
+        (["a", "b", "c"], "`tokens` holds 1 texts, but the run has 2"),
         ([["a", "b"], ["c"]], "1 tokens for text 1, which has 2"),
     ],
 )
@@ -425,7 +425,7 @@ def test_a_batch_is_shown_text_by_text(tmp_path: Any) -> None:
     with qkv.record(top_k=3) as trace:
         run(Layer(0), *inputs())
     with pytest.raises(
-        ValueError, match=r"holds 2 texts: give one of them, for example trace\[0\]"
+        ValueError, match=r"holds 2 texts; pass one of them, for example trace\[0\]"
     ):
         qkv.show(trace)
     qkv.show(trace[1]).to_html(tmp_path / "page.html")

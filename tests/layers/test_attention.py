@@ -438,9 +438,9 @@ def test_out_that_cannot_be_used() -> None:
         (
             np.zeros((2, 5, 3), np.float32),
             ValueError,
-            r"\(2, 5, 3\) float32 .* \(2, 5, 4\) float32",
+            r"\(2, 5, 3\) float32.* \(2, 5, 4\) float32",
         ),
-        (np.zeros((2, 5, 4)), ValueError, "float64 and the result is"),
+        (np.zeros((2, 5, 4)), ValueError, "float64, but the result is"),
         (frozen, ValueError, "cannot be written to"),
         (x, ValueError, "shares memory"),
     ]:
@@ -703,7 +703,7 @@ def ones(*shape: int) -> Array:
         (lambda: SelfAttention(10, 4), ValueError, "embed_dim is 10 and num_heads is 4: .*d_query"),
         (lambda: SelfAttention(10, 4, d_query=3), ValueError, "embed_dim is 10 and num_heads is 4"),
         (lambda: SelfAttention(0), ValueError, "embed_dim is 0"),
-        (lambda: SelfAttention(8, 2.0), TypeError, "num_heads is 2.0: give a whole number"),
+        (lambda: SelfAttention(8, 2.0), TypeError, "num_heads is 2.0; pass a whole number"),
         (lambda: SelfAttention(8, 0), ValueError, "num_heads is 0"),
         (
             lambda: SelfAttention(8, 4, num_kv_heads=3),
@@ -714,12 +714,12 @@ def ones(*shape: int) -> Array:
         (lambda: SelfAttention(8, 2, d_value=-1), ValueError, "d_value is -1"),
         (lambda: SelfAttention(8, 2, dtype=int), TypeError, "dtype is int64: choose float16"),
         (lambda: SelfAttention(8, 2, rotary={"bass": 1.0}), TypeError, "rotary is {'bass': 1.0}"),
-        (lambda: SelfAttention(8, 2, rotary=True), TypeError, "rotary is True: give Rotary"),
-        (lambda: SelfAttention(6, 2, rotary={}), ValueError, "rows of 3, which cannot be paired"),
+        (lambda: SelfAttention(8, 2, rotary=True), TypeError, "rotary is True; pass Rotary"),
+        (lambda: SelfAttention(6, 2, rotary={}), ValueError, "size 3, whose entries cannot"),
         (
             lambda: SelfAttention(8, 2, rotary={"dims": 6}),
             ValueError,
-            "dims is 6 and x has rows of 4",
+            "dims is 6 and x has rows of size 4",
         ),
         # weights that do not fit
         (
@@ -770,7 +770,7 @@ def ones(*shape: int) -> Array:
         (
             lambda: self_attention(ones(3, 4), ones(4, 6), ones(4, 6), ones(4, 6).astype(int)),
             TypeError,
-            r"w_v is int64: .* w_v.astype\(np.float32\)",
+            r"w_v is int64, .* w_v.astype\(np.float32\)",
         ),
         # transposed weights: the error suggests the other layout if the weights fit that layout
         (
@@ -794,7 +794,7 @@ def ones(*shape: int) -> Array:
         (
             lambda: self_attention(ones(5, 10), *[ones(10, 10)] * 3, layout="io"),
             ValueError,
-            'layout is \'io\': write "in_out" or "out_in"',
+            'layout is \'io\'; pass "in_out" or "out_in"',
         ),
         # parameters by name
         (
@@ -821,7 +821,7 @@ def ones(*shape: int) -> Array:
                 named(ones(4, 4), ones(4, 4), ones(4, 4)) | {"k_proj.bias": ones(3)}
             ),
             ValueError,
-            r"k_proj.bias has shape \(3,\) and must have \(4,\): k_proj.weight has 4 columns",
+            r"k_proj.bias has shape \(3,\), but must have \(4,\): k_proj.weight has 4 columns",
         ),
         # inputs
         (
@@ -834,7 +834,7 @@ def ones(*shape: int) -> Array:
             ValueError,
             r"x has shape \(4,\): it must be \(\.\.\., T",
         ),
-        (lambda: SelfAttention(4)("words"), TypeError, "x is <U5: give floats or integers"),
+        (lambda: SelfAttention(4)("words"), TypeError, "x is <U5; pass floats or integers"),
         (lambda: SelfAttention(4)(ones(2, 4) > 0), TypeError, "x is bool"),
         (lambda: SelfAttention(4)(None), TypeError, "x .* cannot be read as an array"),
         (
@@ -851,12 +851,13 @@ def ones(*shape: int) -> Array:
         (
             lambda: MultiHeadAttention.from_weights(ones(4, 2), ones(6, 2), ones(6, 2))(ones(3, 4)),
             ValueError,
-            r"x has vectors of size 4 and w_k \(6, 2\) takes vectors of size 6: give a context",
+            r"x has vectors of size 4 and w_k \(6, 2\) takes vectors of size 6; pass a context",
         ),
         (
             lambda: SelfAttention(4)(ones(3, 4), ones(3, 3) > 0),
             ValueError,
-            "context is given, but self-attention has none: use MultiHeadAttention.* attn_mask=",
+            "context is given, but self-attention does not take one: use MultiHeadAttention.* "
+            "attn_mask=",
         ),
         (
             lambda: SelfAttention(4, dtype=np.float16)(ones(2, 4).astype(ml_dtypes.bfloat16)),
@@ -892,18 +893,18 @@ def ones(*shape: int) -> Array:
         (
             lambda: SelfAttention(4).trace(ones(3, 4), return_weights=True),
             TypeError,
-            "`trace` takes no return_weights: omit it, because the trace holds this result",
+            "`trace` does not take return_weights: omit it, because the trace contains this result",
         ),
         # packed rows
         (
             lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0, 2]),
             ValueError,
-            "runs from 0 to 2 and x has 3 rows",
+            "runs from 0 to 2, but x has 3 rows",
         ),
         (
             lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[1, 3]),
             ValueError,
-            "runs from 1 to 3 and x has 3 rows: cu_lengths must begin with 0 and end with 3",
+            "runs from 1 to 3, but x has 3 rows: cu_lengths must begin with 0 and end with 3",
         ),
         (
             lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0, 2, 1, 3]),
@@ -913,7 +914,7 @@ def ones(*shape: int) -> Array:
         (
             lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[]),
             ValueError,
-            r"\(0,\): it must be \(B",
+            r"\(0,\): for B sequences, it must be \(B",
         ),
         (
             lambda: SelfAttention(4)(ones(3, 4), cu_lengths=3),
@@ -923,12 +924,12 @@ def ones(*shape: int) -> Array:
         (
             lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0.0, 3.0]),
             TypeError,
-            "cu_lengths is float64: write whole numbers",
+            "cu_lengths is float64; pass whole numbers",
         ),
         (
             lambda: SelfAttention(4)(ones(1, 3, 4), cu_lengths=[0, 1]),
             ValueError,
-            r"x has shape \(1, 3, 4\): with cu_lengths it is \(total, D\)",
+            r"x has shape \(1, 3, 4\): with cu_lengths, it must be \(total, D\)",
         ),
         (
             lambda: MultiHeadAttention(4)(ones(3, 4), ones(3, 4), cu_lengths=[0, 3]),
@@ -938,17 +939,17 @@ def ones(*shape: int) -> Array:
         (
             lambda: MultiHeadAttention(4)(ones(1, 3, 4), ones(1, 3, 4), cache=KVCache()),
             ValueError,
-            r"^MultiHeadAttention: a cache needs x \(B, L, D\): omit context and cu_lengths$",
+            r"^MultiHeadAttention: a cache cannot be used with context or cu_lengths: omit them$",
         ),
         (
             lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0, 3], cache=KVCache()),
             ValueError,
-            r"^SelfAttention: a cache needs x \(B, L, D\): omit context and cu_lengths$",
+            r"^SelfAttention: a cache cannot be used with context or cu_lengths: omit them$",
         ),
         (
             lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0, 3], key_lengths=3),
             ValueError,
-            "key_lengths cannot be used with cu_lengths: choose from attn_mask, bias, is_causal",
+            "key_lengths cannot be used with cu_lengths: use only attn_mask, bias, is_causal",
         ),
         (
             lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0, 1, 3], attn_mask=ones(3, 3) > 0),

@@ -438,34 +438,34 @@ def parts(dim: int = 8) -> tuple[MultiHeadAttention, LayerNorm, MLP, LayerNorm]:
         (
             lambda: Block(*parts()[:2], None, None, post_norm=False, parallel=True),
             ValueError,
-            "a parallel block needs an mlp, .*: give mlp and post_norm=False",
+            "a parallel block needs an mlp, .*; pass mlp and post_norm=False",
         ),
         (
             lambda: Block(*parts(), post_norm=True, parallel=True),
             ValueError,
-            "a parallel block needs an mlp, .*: give mlp and post_norm=False",
+            "a parallel block needs an mlp, .*; pass mlp and post_norm=False",
         ),
         (
             lambda: block_of(True)(np.ones((3, 4))),
             ValueError,
-            r"x has shape \(3, 4\) .* \(\.\.\., 8",
+            r"x has shape \(3, 4\).* \(\.\.\., 8",
         ),
         (lambda: block_of(True)(np.ones(8)), ValueError, r"x has shape \(8,\)"),
         (
             lambda: block_of(True)(np.ones((3, 8)), return_lse=True),
             TypeError,
-            "return_lse is not an option here",
+            "return_lse is not an option of this call",
         ),
         (lambda: block_of(True)(np.ones((3, 8)), casual=True), TypeError, "did you mean is_causal"),
         (
             lambda: block_of(True)(np.ones((3, 8)), cu_lengths=[0, 4]),
             ValueError,
-            "Block: cu_lengths runs from 0 to 4 and x has 3 rows",
+            "Block: cu_lengths runs from 0 to 4, but x has 3 rows",
         ),
         (
             lambda: block_of(True)(np.ones((1, 3, 8)), cu_lengths=[0, 1]),
             ValueError,
-            r"with cu_lengths it is \(total, D\)",
+            r"with cu_lengths, it must be \(total, D\)",
         ),
     ],
 )

@@ -7,7 +7,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from qkv.layers import Experts
+from qkv.layers import MLP, Experts, GatedExperts
+from qkv.trace import Recorder
 
 from .support import Array, dot, numbers
 
@@ -58,6 +59,41 @@ def test_output_equals_a_row_by_row_reference(top_k: int, alpha: float, limit: f
     np.testing.assert_allclose(experts(x), expected, rtol=1e-13, atol=1e-14)
     np.testing.assert_array_equal(experts.forward(x), experts(x))
     np.testing.assert_array_equal(x, before)
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_trace_has_the_routers_probabilities_and_choices(normalized: bool, packed: bool) -> None:
+    names = ("gate_proj", "up_proj", "down_proj")
+    given = {"router_proj.weight": numbers(DIM, COUNT)}
+    for e in range(COUNT):
+        for seed, name in enumerate(names):
+            shape = (HIDDEN, DIM) if name == "down_proj" else (DIM, HIDDEN)
+            given[f"experts.{e}.{name}.weight"] = numbers(*shape, seed=5 * e + seed)
+    layer = GatedExperts(given, top_k=2, normalized=normalized)
+    x = numbers(6, DIM, seed=9) if packed else numbers(2, 3, DIM, seed=9)
+    record = Recorder(lambda name: True)
+    out = layer(x, record=record)
+    scores = np.exp(x @ given["router_proj.weight"])
+    expected = scores / scores.sum(-1, keepdims=True)
+    found = record.arrays["hook_expert_weights"]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    chosen = np.argsort(-expected, axis=-1)[..., :2]
+    np.testing.assert_array_equal(record.arrays["hook_expert_indices"], chosen)
+    last_two = np.arange(1.0, COUNT + 1) / 10 * np.ones_like(expected)  # not in the order of scores
+    record = Recorder(lambda name: True, {"hook_expert_weights": lambda _: last_two})
+    edited = layer(x, record=record)
+    np.testing.assert_array_equal(record.arrays["hook_expert_indices"][..., 0], COUNT - 1)
+    shares = np.array([0.4, 0.3]) / (0.7 if normalized else 1)
+    one, other = (
+        MLP.from_parameters(
+            {f"{name}.weight": given[f"experts.{e}.{name}.weight"] for name in names},
+            activation="silu",
+        )(x)
+        for e in (3, 2)
+    )
+    np.testing.assert_allclose(edited, shares[0] * one + shares[1] * other, rtol=1e-12)
+    assert np.abs(edited - out).max() > 1e-3
 
 
 def test_default_alpha_and_limit_are_those_of_gpt_oss() -> None:
@@ -134,7 +170,7 @@ def test_parameters_that_do_not_fit(change: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"top_k": 5}, "top_k is 5 and there are 4 experts"),
+        ({"top_k": 5}, "top_k is 5, but there are 4 experts"),
         ({"top_k": 0}, "top_k"),
         ({"top_k": 1, "alpha": 0.0}, "alpha is 0.0"),
         ({"top_k": 1, "limit": math.inf}, "limit is inf"),

@@ -85,5 +85,5 @@ def test_parameters_that_do_not_fit(change: str) -> None:
 
 
 def test_top_k_above_the_number_of_experts_is_refused() -> None:
-    with pytest.raises(ValueError, match="top_k is 5 and there are 4 experts"):
+    with pytest.raises(ValueError, match="top_k is 5, but there are 4 experts"):
         GatedExperts(drawn(), top_k=5)

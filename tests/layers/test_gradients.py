@@ -384,9 +384,9 @@ def test_unsupported_training_calls_are_refused() -> None:
     block = Block(layer, LayerNorm(4), None, None, post_norm=False)
     with pytest.raises(TypeError, match="no option cache"):
         block.training_forward(x, cache=KVCache())
-    with pytest.raises(TypeError, match="return_weights is not an option here"):
+    with pytest.raises(TypeError, match="return_weights is not an option of this call"):
         layer.training_forward(x, return_weights=True)
-    with pytest.raises(ValueError, match="context is given, but self-attention has none"):
+    with pytest.raises(ValueError, match="context is given, but self-attention does not take one"):
         SelfAttention(4, seed=0).training_forward(x, x)
     _, saved = layer.training_forward(x)
     with pytest.raises(ValueError, match=r"grad has shape \(3, 4\) and the result has \(1, 3, 4\)"):

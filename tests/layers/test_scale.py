@@ -82,11 +82,11 @@ def test_invalid_arguments_are_refused() -> None:
         LayerScale.from_parameters({"weight": np.ones(3), "bias": np.ones(3)})
     with pytest.raises(ValueError, match=r"weight has shape \(3, 1\): it must be \(D\)"):
         LayerScale.from_parameters({"weight": np.ones((3, 1))})
-    with pytest.raises(ValueError, match=r"x has shape \(4,\) and the layer takes \(..., 3\)"):
+    with pytest.raises(ValueError, match=r"x has shape \(4,\), but the layer takes \(..., 3\)"):
         LayerScale(3)(np.ones(4))
     norms = LayerNorm(8), LayerNorm(8)
     parts = MultiHeadAttention(8, 2, seed=0), norms[0], MLP(8, 12, seed=0), norms[1]
-    with pytest.raises(ValueError, match="leave out_norm1, out_norm2, scale1, scale2 out"):
+    with pytest.raises(ValueError, match="omit out_norm1, out_norm2, scale1, scale2"):
         Block(*parts, post_norm=True, scale1=LayerScale(8))
     wrong = "scale2 takes vectors of size 4 and attn takes vectors of size 8"
     with pytest.raises(ValueError, match=wrong):

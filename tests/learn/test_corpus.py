@@ -230,7 +230,7 @@ def test_a_small_corpus_is_read_and_cut_once(tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path) -> None:
     state = corpus(write(tmp_path / "a", "one\ntwo\n")).state()
     again = corpus(write(tmp_path / "a", "one\ntwo\nthree\n"))
-    with pytest.raises(ValueError, match="has 14 bytes and had 8 when"):
+    with pytest.raises(ValueError, match="has 14 bytes, but had 8 when"):
         again.restore(state)
 
 
@@ -260,7 +260,7 @@ def test_missing_files_and_folders_are_refused(tmp_path: Path) -> None:
         Files([])
     with pytest.raises(FileNotFoundError, match="nowhere"):
         Files([tmp_path / "nowhere"])
-    with pytest.raises(IsADirectoryError, match="is a folder: give the text files"):
+    with pytest.raises(IsADirectoryError, match="is a folder; pass the text files"):
         Files([tmp_path])
 
 
@@ -284,19 +284,21 @@ def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
 def test_texts_without_two_words_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"empty.txt is empty"):
         Files([write(tmp_path / "empty.txt", "")])
-    with pytest.raises(ValueError, match="holds only the word 'spam'"):
+    with pytest.raises(ValueError, match="contains only the word 'spam'"):
         need_two_words(Files([write(tmp_path / "a", "spam spam\nspam\n" * 100)]))
-    with pytest.raises(ValueError, match="holds only white space"):
+    with pytest.raises(ValueError, match="contains only white space"):
         need_two_words(Files([write(tmp_path / "b", " \n\n\t")]))
     for text in ("spam\n" * 10 + "egg", "spam!", "\u4e16\u754c" * 100, "a " * 9 + "b" * 2**20):
         need_two_words(Files([write(tmp_path / "c", text)]))
-    with pytest.raises(ValueError, match="gives no tokens"):
+    with pytest.raises(ValueError, match="contains no tokens"):
         Corpus(Files([write(tmp_path / "d", "\n")]), lambda lines: []).take()
 
 
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     files = Files([write(tmp_path / "good", "a\n"), write(tmp_path / "bad", b"one\ntw\xff\n")])
-    with pytest.raises(ValueError, match=r"bad is not UTF-8: line 2 holds the byte 0xff, byte 7"):
+    with pytest.raises(
+        ValueError, match=r"bad is not UTF-8: line 2 contains the byte 0xff, byte 7"
+    ):
         list(files.lines())
     files = Files([write(tmp_path / "bad", b"one\n\ntw\0o")])
     with pytest.raises(ValueError, match=r"bad is not text: byte 3 of line 3 is NUL"):
@@ -308,5 +310,5 @@ def test_a_line_read_in_parts_counts_as_one_line(
 ) -> None:
     monkeypatch.setattr(corpus_module, "_LONGEST_LINE", 16)
     files = Files([write(tmp_path / "bad", b"one two " * 9 + b"\ntw\xff\n")])
-    with pytest.raises(ValueError, match=r"line 2 holds the byte 0xff, byte 76 of the file"):
+    with pytest.raises(ValueError, match=r"line 2 contains the byte 0xff, byte 76 of the file"):
         list(files.lines())

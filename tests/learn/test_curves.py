@@ -41,5 +41,5 @@ def testsmoothed() -> None:
 
 
 def test_a_run_without_steps(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds no step"):
+    with pytest.raises(ValueError, match="contains no steps"):
         plot_curves(tmp_path)

@@ -218,6 +218,52 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     assert steps_of(tmp_path) == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("kind", ["steps", "minutes"])
+def test_a_finished_run_goes_on(tmp_path: Path, kind: str) -> None:
+    """With a constant rate, 3 + 5 steps equal 8 steps; the run is then complete again."""
+    given = {"schedule": Schedule(0.01, warmup=0, fall="none"), "snapshots": [], **QUIET}
+    train(network(), words()[:1], folder=tmp_path / "whole", steps=8, **given)
+    first = {"steps": 3} if kind == "steps" else {"minutes": 1e-9}  # one step
+    done = train(network(), words()[:1], folder=tmp_path / "parts", **first, **given)
+    assert done.steps == (3 if kind == "steps" else 1)
+    for _ in range(2):
+        net = network(seed=5)
+        train(net, words()[:1], folder=tmp_path / "parts", steps=8, resume=True, **given)
+    assert without_time(tmp_path / "parts") == without_time(tmp_path / "whole")
+    model = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("parts", "whole")]
+    assert model[0] == model[1]
+
+
+def test_a_stopped_run_keeps_its_limit(tmp_path: Path) -> None:
+    with killed_at(2):
+        train(network(), Pull(), folder=tmp_path, steps=4, checkpoint_steps=1, **QUIET)
+    with pytest.raises(ValueError, match="steps 4, but now steps is 9"):
+        train(network(), Pull(), folder=tmp_path, steps=9, resume=True, **QUIET)
+
+
+def test_evaluate_adds_numbers_to_the_metrics(tmp_path: Path) -> None:
+    net = network()
+
+    def evaluate(model: qkv.Model) -> dict[str, Any]:
+        assert (model.parameters["embed.weight"] == net.parameters["embed.weight"]).all()
+        return {"first": net.flat[0]}
+
+    train(net, Pull(), folder=tmp_path, steps=5, evaluate=evaluate, evaluate_steps=2, **QUIET)
+    rows = read_metrics(tmp_path)
+    assert [row["step"] for row in rows if "first" in row] == [2, 4, 5]
+    assert rows[-1]["first"] == pytest.approx(float(net.flat[0]), rel=1e-7)
+    for wrong, problem in (
+        (lambda model: {"loss": 1.0}, "with names other than step"),
+        (lambda model: 3, r"returned 3; return a dict of numbers"),
+        (lambda model: {"best": "high"}, "best is 'high'"),
+    ):
+        folder = tmp_path / problem[:8]
+        with pytest.raises((TypeError, ValueError), match=problem):
+            train(network(), Pull(), folder=folder, steps=1, evaluate=wrong, **QUIET)
+    with pytest.raises(ValueError, match="evaluate_steps is given without evaluate"):
+        train(network(), Pull(), folder=tmp_path / "new", steps=1, evaluate_steps=1, **QUIET)
+
+
 def test_resuming_with_other_settings_is_refused(tmp_path: Path) -> None:
     def again(net: Any = None, objective: Any = None, **changes: Any) -> None:
         settings = {"steps": 4, "schedule": 0.001, "resume": True, **changes}
@@ -225,10 +271,10 @@ def test_resuming_with_other_settings_is_refused(tmp_path: Path) -> None:
 
     train(network(), Pull(), folder=tmp_path, steps=4)
     model = (tmp_path / "model.safetensors").read_bytes()
-    with pytest.raises(ValueError, match="holds a run, which is at step 4"):
+    with pytest.raises(ValueError, match="contains a run, which is at step 4"):
         again(resume=False)
     for change, words in (
-        ({"steps": 5}, "steps 4, but now steps is 5"),
+        ({"steps": 3}, "steps 4, but now steps is 3"),
         ({"schedule": 0.5}, r"schedule.rate 0.001, but now schedule.rate is 0.5"),
         ({"seed": 1}, "seed 0, but now seed is 1"),
         (
@@ -241,13 +287,13 @@ def test_resuming_with_other_settings_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=words):
             again(**change)
     assert (tmp_path / "model.safetensors").read_bytes() == model
-    with pytest.raises(ValueError, match="holds no checkpoint to resume from"):
+    with pytest.raises(ValueError, match="contains no checkpoint to resume from"):
         train(network(), Pull(), folder=tmp_path / "new", steps=4, resume=True)
     assert not (tmp_path / "new").exists()
 
 
 def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="give steps, or minutes"):
+    with pytest.raises(ValueError, match="steps and minutes are both None"):
         train(network(), Pull(), folder=tmp_path)
     with pytest.raises(ValueError, match="with different names"):
         train(network(), [Pull(), Pull()], folder=tmp_path, steps=1)
@@ -388,7 +434,7 @@ def test_running_means_that_are_not_finite_end_the_run(tmp_path: Path) -> None:
                 optimizer.square[4] = np.inf
             return super().batch(step, rng)
 
-    with pytest.raises(Diverged, match="at step 6 the running means of AdamW are not finite"):
+    with pytest.raises(Diverged, match="at step 6, the running means of AdamW are not finite"):
         train(net, Overflows(), folder=tmp_path, steps=6, optimizer=optimizer)
 
 
@@ -397,7 +443,7 @@ def test_running_means_that_are_not_finite_end_the_run(tmp_path: Path) -> None:
 def test_a_model_that_is_not_finite_ends_the_run(ruin: float, last: bool, tmp_path: Path) -> None:
     """The losses do not show the ruined parameters: a step's loss is computed before the step."""
     net, steps = network(), 6 if last else 20
-    with pytest.raises(Diverged, match=r"step 6 the model gives .* not finite.*checkpoint, step 4"):
+    with pytest.raises(Diverged, match=r"step 6, the model's .* not finite.*checkpoint, step 4"):
         train(net, Ruin(5, ruin), folder=tmp_path, steps=steps, checkpoint_steps=2, snapshots=[])
     assert checkpoints_of(tmp_path)[-1] == "step-00000004.safetensors"
     model = qkv.load(tmp_path)
@@ -418,7 +464,7 @@ def test_ten_skipped_steps_in_a_row_end_the_run(tmp_path: Path) -> None:
     net = network()
     with (
         pytest.warns(UserWarning, match="was skipped"),
-        pytest.raises(Diverged, match=r"step 16 .* in 10 steps in a row.*checkpoint, step 4"),
+        pytest.raises(Diverged, match=r"step 16, .* in 10 steps in a row.*checkpoint, step 4"),
     ):
         train(
             net,
@@ -547,7 +593,7 @@ def test_a_checkpoint_takes_numbers_of_numpy(tmp_path: Path) -> None:
     assert found is not None
     assert found.about["settings"]["sizes"] == [2, 3]
     assert train(network(), Pull(), **given, resume=True).steps == 1
-    with pytest.raises(TypeError, match="a checkpoint cannot hold a set: give numbers"):
+    with pytest.raises(TypeError, match="a checkpoint cannot hold a set; pass numbers"):
         train(network(), Pull(), folder=tmp_path / "odd", steps=1, settings={"a": {1}})
 
 

@@ -152,7 +152,7 @@ def test_without_a_head_there_is_nothing_to_learn() -> None:
 @pytest.mark.parametrize(
     ("texts", "at", "words"),
     [
-        ([[1] * 17], [0], "a text has 17 tokens and fresh takes 16"),
+        ([[1] * 17], [0], "a text has 17 tokens, but fresh takes at most 16"),
         ([[1], [2, 23]], [0], "ids run from 1 to 23 and fresh has 23 tokens"),
         ([[-1, 2]], [0], "ids run from -1 to 2"),
         ([[1, 2]], [], "there is no target"),

@@ -172,7 +172,7 @@ def test_sequences_resume_from_their_saved_state() -> None:
     again = Sequences([[k] for k in range(7)], seed=1)
     again.restore(state)
     assert [int(again.take()[0]) for _ in range(20)] == expected
-    with pytest.raises(ValueError, match="are 6 sequences, and the checkpoint was written with 7"):
+    with pytest.raises(ValueError, match="are 6 sequences, but the checkpoint was written with 7"):
         Sequences([[k] for k in range(6)]).restore(state)
 
 

@@ -118,7 +118,7 @@ SEALED = [
         for name in ("updates", "tokens", "seconds", "settings", "watch", "objectives")
         for value in (None, "x", -1.0)
     ),
-    ("updates 5", with_state("updates", 5), "updates 5"),
+    ("updates 5", with_state("updates", 5), "updates is 5"),
     ("seconds inf", with_state("seconds", float("inf")), "seconds is inf"),
     ("a run of 3", with_state("settings", {"steps": 3}), "its step is 4, but the run has 3 steps"),
     ("a run of x", with_state("settings", {"steps": "x"}), "but the run has 'x' steps"),
@@ -170,7 +170,7 @@ def test_the_run_resumes_from_the_previous_checkpoint(
     whole, path = last_checkpoint(run).arrays, run / LAST
     if how == "cut":
         path.write_bytes(path.read_bytes()[:-1])
-        words = "is damaged: its checksum does not match its content; going on from step 2"
+        words = "is damaged: its checksum does not match its content; continuing from step 2"
     elif how == "missing":
         path.unlink()
         words = ""
@@ -183,7 +183,7 @@ def test_the_run_resumes_from_the_previous_checkpoint(
             return read(one)
 
         monkeypatch.setattr(Path, "read_bytes", refuse)
-        words = r"cannot be read \(Permission denied\); going on from step 2"
+        words = r"cannot be read \(Permission denied\); continuing from step 2"
     if words:
         with pytest.warns(UserWarning, match=words):
             go_on(run)
@@ -200,7 +200,7 @@ def test_a_folder_in_place_of_a_checkpoint_is_an_error(run: Path) -> None:
     (run / LAST).unlink()
     (run / LAST).mkdir()
     with (
-        pytest.warns(UserWarning, match="is damaged: it is not a file; going on from step 2"),
+        pytest.warns(UserWarning, match="is damaged: it is not a file; continuing from step 2"),
         pytest.raises(OSError, match=r"step 4 cannot be written .*step-00000002"),
     ):
         go_on(run)
@@ -218,8 +218,8 @@ def test_a_checkpoint_of_another_network_or_objective_is_refused(run: Path) -> N
     found = last_checkpoint(run)
     for arrays, about, words in (
         ({name: array[:5] for name, array in found.arrays.items()}, found.about, "holds 5 numbers"),
-        (found.arrays, {**found.about, "watch": {}}, "holds no state of this run"),
-        (found.arrays, {**found.about, "objectives": {}}, "holds no state of this run"),
+        (found.arrays, {**found.about, "watch": {}}, "does not contain the state of this run"),
+        (found.arrays, {**found.about, "objectives": {}}, "does not contain the state of this run"),
     ):
         (run / LAST).write_bytes(seal_checkpoint(arrays, about))
         with pytest.raises(ValueError, match=words):
@@ -229,7 +229,7 @@ def test_a_checkpoint_of_another_network_or_objective_is_refused(run: Path) -> N
 def test_a_non_finite_model_cannot_start_a_run(tmp_path: Path) -> None:
     net = network()
     net.flat[3] = np.nan
-    with pytest.raises(ValueError, match="gives numbers that are not finite: begin with"):
+    with pytest.raises(ValueError, match="has parameters or outputs that are not finite; choose"):
         train(net, Pull(), folder=tmp_path / "run", **GIVEN)
     assert not (tmp_path / "run").exists()
 

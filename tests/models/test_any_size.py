@@ -50,11 +50,12 @@ def test_an_image_of_another_size_has_another_grid(tmp_path):
 
 def test_what_is_refused(tmp_path):
     model = dinov2(tmp_path)
-    with pytest.raises(ValueError, match=r"of at least one patch: \(2, 4, 8\)"):
+    with pytest.raises(ValueError, match=r"with at least one patch: \(2, 4, 8\)"):
         model(np.zeros((1, 2, 3, 8)))
-    with pytest.raises(ValueError, match=r"shape \(3, 8, 8\) .* one shape"):
+    with pytest.raises(ValueError, match=r"shape \(3, 8, 8\), but all .* the same shape"):
         model(np.zeros((1, 3, 8, 8)))
-    with pytest.raises(ModelError, match="2 x 3 patches: give equal numbers of rows and columns"):
+    message = "2 x 3 patches; the numbers of rows and columns must be equal"
+    with pytest.raises(ModelError, match=message):
         dinov2(tmp_path, image_size=[8, 12])
 
 
@@ -64,14 +65,17 @@ def test_the_middle_of_an_image(tmp_path):
     expected = (image[1:9, 2:11] / 255 - [0.5, 0.4]) / [0.5, 0.2]
     found = model.pixels(image)
     np.testing.assert_allclose(found[0], np.moveaxis(expected, -1, 0), rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match="the image is 7 x 14: it is cropped to 8 x 9"):
+    with pytest.raises(ValueError, match="the image is 7 x 14, too small to be cropped to 8 x 9"):
         model.pixels(image[:7])
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"size": {"shortest_edge": 8}}, "crop_size is 8 x 9 and images are resized to 8: give a"),
+        (
+            {"size": {"shortest_edge": 8}},
+            "crop_size is 8 x 9 and images are resized to 8; crop_size must not be larger",
+        ),
         ({"size": {"longest_edge": 8}}, "size has longest_edge"),
         ({"crop_size": {"shortest_edge": 8}}, "crop_size has shortest_edge"),
         ({"do_center_crop": 1}, "do_center_crop is 1"),

@@ -140,7 +140,7 @@ def test_other_dtypes_are_an_error(value: object, tmp_path: Path) -> None:
         lambda: load(tmp_path / "random", cache_dtype=value),
         lambda: setattr(model, "cache_dtype", value),
     ):
-        with pytest.raises(ValueError, match=r"cache_dtype is .*: give float16, bfloat16 or None$"):
+        with pytest.raises(ValueError, match=r"cache_dtype is .*; pass float16, bfloat16 or None$"):
             call()
     assert model.cache_dtype is None
 
@@ -156,6 +156,6 @@ def test_the_argument_of_load_is_the_attribute(tmp_path: Path) -> None:
 def test_models_without_such_caches_are_refused(name: str, tmp_path: Path) -> None:
     place = write_small(tmp_path / "t5", config_of(name)) if name == "t5" else name
     with pytest.raises(
-        ValueError, match=f"load: cache_dtype is not for {name}, .*: omit cache_dtype"
+        ValueError, match=f"load: cache_dtype does not apply to {name}, .*: omit cache_dtype"
     ):
         load(place, cache_dtype="bfloat16")

@@ -240,14 +240,14 @@ def test_images_are_no_texts(model, call, given):
             r"clip\.vision reads images, and 'a cat' is no",
         ),
         (lambda m: m.encode_image(["a cat"]), TypeError, r"reads images, and 'a cat' is no"),
-        (lambda m: m.encode_image(pixels(1)[:, :, :7]), ValueError, r"\(2, 7, 8\) and the model"),
+        (lambda m: m.encode_image(pixels(1)[:, :, :7]), ValueError, r"\(2, 7, 8\), but the model"),
         (lambda m: m.encode_image(pixels(0)), ValueError, "no image is given"),
         (lambda m: m.encode_image(pixels(1), batch_size=0), ValueError, "batch_size is 0"),
         (lambda m: m.encode_image(pixels(1), hide="9,9"), ValueError, "`hide` has '9,9'"),
         (lambda m: m(IDS), ValueError, r"pixel_values are missing: .*model\.text\("),
         (lambda m: m.text.predict("a"), ValueError, "a head for vectors, so it cannot predict"),
         (lambda m: m.text.rank("a", ["b"]), ValueError, "a head for vectors and does not rank:"),
-        (lambda m: m.vision.trace("a cat"), TypeError, "reads images, and 'a cat' is no image"),
+        (lambda m: m.vision.trace("a cat"), TypeError, "reads images, and 'a cat' is not an image"),
         (lambda m: m.generate("a"), ValueError, "does not predict the next token"),
     ],
 )
@@ -259,7 +259,7 @@ def test_what_is_refused(model, ask, error, message):
 
 def test_encode_refuses_an_image_classifier(tmp_path):
     model = load(write_small(tmp_path, CONFIGS["vit"]))
-    with pytest.raises(ValueError, match=r"has a head for 2 classes, not a head that computes"):
+    with pytest.raises(ValueError, match=r"has a head for 2 classes, so it does not compute"):
         model.encode(np.zeros((1, 2, 8, 8), np.float32))
 
 
@@ -274,10 +274,10 @@ def changed(side, **others):
         (changed("text", hidden_size=13), "text_config: hidden_size is 13 and num_attention_heads"),
         (changed("text", hidden_act="tanh"), "text_config: hidden_act is 'tanh'"),
         (changed("text", model_type="bert"), "text_config: model_type is 'bert'"),
-        (changed("vision", patch_size=9), "give a patch that fits into the image"),
+        (changed("vision", patch_size=9), "patch_size must not be larger than image_size"),
         (changed("vision", projection_dim=9, layer_norm_eps=0), "vision_config: layer_norm_eps"),
         ({**CONFIG, "projection_dim": 0}, "projection_dim is 0"),
-        ({**CONFIG, "text_config": 3}, "text_config is 3: it must be a JSON object"),
+        ({**CONFIG, "text_config": 3}, "text_config is 3; it must be a JSON object"),
         ({**CONFIG, "architectures": ["CLIPForMaskedLM"]}, r"architectures is \['CLIPForMaskedLM'"),
     ],
 )

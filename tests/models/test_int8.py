@@ -188,5 +188,5 @@ def test_a_column_that_is_a_row_of_an_int8_file_needs_no_second_digits(
 
 
 def test_models_without_linear_layers(pair):
-    with pytest.raises(ValueError, match="load: the model 'random' has no int8 products"):
+    with pytest.raises(ValueError, match="load: the model 'random' cannot compute in int8"):
         qkv.load("random", dtype="int8")

@@ -20,6 +20,19 @@ def save_file(arrays, path, metadata=None):
     safetensors.numpy.save_file(arrays, path, metadata)
 
 
+def test_a_model_in_memory_is_saved_first():
+    class Llama:
+        def save_pretrained(self, folder):
+            raise AssertionError("nothing is saved")
+
+    said = (
+        r"load: the model has type Llama and is in memory; call save_pretrained\(folder\) on it "
+        r"and .* pass the "
+    )
+    with pytest.raises(TypeError, match=said + r"folder: qkv.load\(folder\)$"):
+        qkv.load(Llama())
+
+
 def test_a_model_loads_without_a_head_if_its_tensors_are_missing(tmp_path):
     folder = write_small(tmp_path / "model", CONFIGS["llama"])
     whole = qkv.load(folder)
@@ -106,7 +119,7 @@ def test_a_warning_names_a_head_that_is_not_computed(family, head, parts, tmp_pa
     assert f"config.json: qkv does not compute the head of {base}{head} (ignored tensors: " in said
     names = {name.rpartition(".")[0] for name in parts}
     assert ", ".join(sorted(names)) in said if parts else "the files lack the head" in said
-    assert "the rest of the model works and gives vectors (trace, encode), but no logits" in said
+    assert "the rest of the model works and computes vectors (trace, encode), but no logits" in said
     assert model.design.head is None
     assert set(parts) <= set(model._weights.heads)
 

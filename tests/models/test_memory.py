@@ -138,7 +138,7 @@ def test_an_error_for_lack_of_memory_says_how_much_is_needed(tmp_path, monkeypat
     needs = r"^load: not enough memory: model has .* parameters, about [\d.]+ MB with dtype={}: "
     with pytest.raises(MemoryError, match=needs.format(None)) as error:
         load(path)
-    assert re.search(r"give dtype='bfloat16' \(about [\d.]+ MB\)$", str(error.value))
+    assert re.search(r"pass dtype='bfloat16' \(about [\d.]+ MB\)$", str(error.value))
     with pytest.raises(MemoryError, match=needs.format("'bfloat16'")) as error:
         load(path, dtype="bfloat16")
     assert str(error.value).endswith(

@@ -281,12 +281,12 @@ def test_leaving_out_a_head_leaves_out_its_result(model):
         ),
         ({"names": [("pattern", -3)]}, KeyError, "no layer -3: the model has 2"),
         ({"names": [()]}, KeyError, r"no \(\)"),
-        ({"names": [3]}, TypeError, r"trace: `names` contains 3: give names, such as \"pattern\""),
+        ({"names": [3]}, TypeError, r"trace: `names` contains 3; pass names, such as \"pattern\""),
         ({"names": 3}, TypeError, "trace: `names` is 3"),
         ({"layers": 0.5}, TypeError, r"`layers` contains 0\.5: layers are whole numbers"),
         ({"layers": [0.5]}, TypeError, "layers are whole numbers"),
         ({"layers": [True]}, TypeError, "layers are whole numbers"),
-        ({"top_k": 0}, ValueError, "at least 1"),
+        ({"top_k": 0}, ValueError, "pass 1 or more"),
         ({"top_k": 2.0}, TypeError, "whole number"),
     ],
 )
@@ -414,7 +414,12 @@ def test_no_text_at_all(model):
         (["the cat", b"a"], TypeError, "text 1 is bytes"),
         (["\ud800"], ValueError, "surrogate"),
         ("a\udfff", ValueError, "surrogate"),
-        ({"text": "the cat"}, TypeError, r"dict, whose keys .* list\(texts\.values\(\)\)"),
+        (
+            {"text": "the cat"},
+            TypeError,
+            r"dict, of which only the keys .* "
+            r"list\(texts\.values\(\)\)",
+        ),
     ],
 )
 def test_trace_and_encode_refuse_invalid_texts(model, call, texts, error, words):
@@ -572,15 +577,15 @@ def test_a_fully_masked_text_gives_zeros(model):
 @pytest.mark.parametrize(
     ("ids", "mask", "error", "words"),
     [
-        ([[[2, 4, 3]]], None, ValueError, r"shape \(1, 1, 3\): give \(B, T\), or \(T,\)"),
+        ([[[2, 4, 3]]], None, ValueError, r"shape \(1, 1, 3\); pass \(B, T\), or \(T,\)"),
         ([2, 4, 3], [[1, 1, 1]], ValueError, r"\(1, 3\), but input_ids have shape \(3,\)"),
-        ([[2.0, 4.0]], None, TypeError, "float64: give integers"),
+        ([[2.0, 4.0]], None, TypeError, "float64; pass integers"),
         ([["the"]], None, TypeError, "integers|numbers"),
         ([[2, 30]], None, ValueError, "no token 30: the ids run from 0 to 29"),
         ([[2, -1]], None, ValueError, "no token -1"),
         ([[4] * 17], None, ValueError, "17 columns, but the model has only 16 positions"),
         ([[2, 4, 3]], [[1, 1]], ValueError, r"\(1, 2\), but input_ids have shape \(1, 3\)"),
-        ([[2, 4, 3]], [[1.0, 1.0, 0.0]], TypeError, "attention_mask is float64: write True or 1"),
+        ([[2, 4, 3]], [[1.0, 1.0, 0.0]], TypeError, "attention_mask is float64; pass True or 1"),
         ([[2, 4, 3]], [[1, 2, 0]], ValueError, "numbers other than 0 and 1"),
         ([[2, 4, 3]], [[1, -1, 0]], ValueError, "numbers other than 0 and 1"),
     ],
@@ -653,7 +658,7 @@ def test_a_tokenizer_that_fails_when_it_is_used(folder):
     content = json.loads(tokenizer_json())
     content["post_processor"]["special_tokens"] = {}
     folder.json("tokenizer.json", content)
-    with pytest.raises(ModelError, match=r"tokenizer\.json: does not work") as caught:
+    with pytest.raises(ModelError, match=r"tokenizer\.json does not work as a tokenizer") as caught:
         load(folder.path)
     assert "\n" not in str(caught.value)
 
@@ -739,7 +744,7 @@ def test_saving_a_sentence_model_over_itself_keeps_its_files(folder):
 
 def test_where_nothing_can_be_saved(model, tmp_path):
     (tmp_path / "file").write_text("here")
-    with pytest.raises(NotADirectoryError, match="is a file: give a folder"):
+    with pytest.raises(NotADirectoryError, match="is a file; pass a folder"):
         model.save(tmp_path / "file")
     with pytest.raises(OSError, match="file"):
         model.save(tmp_path / "file" / "below")
@@ -765,12 +770,12 @@ def test_another_limit(folder):
         (
             100_000,
             ValueError,
-            "max_seq_length is 100000 and model has 16 positions: give at most 16",
+            "max_seq_length is 100000, but model has 16 positions; pass at most 16",
         ),
-        (None, ValueError, "max_seq_length is None and model has 16 positions"),
+        (None, ValueError, "max_seq_length is None, but model has 16 positions"),
         (2, ValueError, "max_seq_length is 2: it must be 3 or more"),
         (-1, ValueError, "max_seq_length is -1"),
-        (2.0, TypeError, r"max_seq_length is 2\.0: give a whole number"),
+        (2.0, TypeError, r"max_seq_length is 2\.0; pass a whole number"),
     ):
         with pytest.raises(error, match=words):
             model.max_seq_length = limit

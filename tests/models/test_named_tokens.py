@@ -125,7 +125,7 @@ def test_an_absent_word_is_an_error(model: qkv.Model, word: str) -> None:
 
 
 def test_a_word_with_and_without_a_space_is_an_error_that_names_both(model: qkv.Model) -> None:
-    both = "'cat', but .* has both 'cat' .*and ' cat'.*: give ' cat', or "
+    both = "'cat', but .* has both 'cat' .*and ' cat'.*; pass ' cat', or "
     trace = model.trace(TEXT)
     calls = {
         "trace": lambda: model.trace(TEXT, hide="cat"),
@@ -144,7 +144,7 @@ def test_a_word_with_and_without_a_space_is_an_error_that_names_both(model: qkv.
         with pytest.raises(ValueError, match=f"^({call}|trace): .*{both}"):
             asked()
     swap = {"op": "swap", "token": 1, "with": "cat"}
-    said = r"edit\[0\] \(swap\) has with 'cat': give ' cat', because the vocabulary has both"
+    said = r"edit\[0\] \(swap\) has with 'cat'; pass ' cat', because the vocabulary has both"
     with pytest.raises(ValueError, match=said):
         model.trace(TEXT, edit=[swap])
 
@@ -179,11 +179,11 @@ def test_a_target_takes_each_spelling(model: qkv.Model, blank: str) -> None:
             assert found["embed"] == shares["embed"]
     for word in (" ox", "Ġox", "kitten", " bird"):
         with pytest.raises(
-            ValueError, match=f"^gradient: '{word}' is .* of gpt2 .*: give a string"
+            ValueError, match=f"^gradient: '{word}' is .* of gpt2 .*; pass a string"
         ):
             model.gradient(TEXT, of=(-1, word))
     with pytest.raises(
-        ValueError, match=r" 'cat' and ' cat' \(ids \d+ and \d+\): give ' cat', or an"
+        ValueError, match=r" 'cat' and ' cat' \(ids \d+ and \d+\); pass ' cat', or an"
     ):
         model.gradient(TEXT, of=(-1, "cat"))
 
@@ -230,6 +230,6 @@ def test_the_command_line_takes_each_spelling(folder: Path) -> None:
     for words in (("guess", TEXT, "--hide"), ("show", TEXT, "--from")):
         result = run(*words, "cat")
         assert result.exit_code == 2
-        assert "both 'cat' without a space before it and ' cat': give ' cat'" in " ".join(
+        assert "both 'cat' without a space before it and ' cat'; pass ' cat'" in " ".join(
             result.stderr.split()
         )

@@ -14,7 +14,7 @@ from qkv.models.model import Model
     [
         ("device", "computes only on the CPU: omit this argument"),
         ("device_map", "computes only on the CPU: omit this argument"),
-        ("torch_dtype", 'give dtype="float32", "float64" or "bfloat16"'),
+        ("torch_dtype", 'pass dtype="float32", "float64" or "bfloat16"'),
         ("trust_remote_code", "never runs code from a model's files"),
         ("attn_implementation", "computes attention itself"),
         ("output_attentions", r"model\.trace\(text\)\.attentions"),
@@ -24,8 +24,8 @@ from qkv.models.model import Model
         ("local_files_only", "HF_HUB_OFFLINE=1"),
         ("token", "HF_TOKEN"),
         ("cache_dir", "HF_HUB_CACHE"),
-        ("subfolder", "give the path of that folder"),
-        ("use_safetensors", "reads only safetensors: omit this argument"),
+        ("subfolder", "pass the path of that folder"),
+        ("use_safetensors", "never loads pickled weights: omit this argument"),
         ("tokenizer", "put your file into that folder"),
         ("max_seq_length", "model.max_seq_length = 128"),
     ],
@@ -38,9 +38,9 @@ def test_an_argument_of_another_library_says_what_to_do(name: str, way_out: str)
 @pytest.mark.parametrize(
     ("name", "way_out"),
     [
-        ("do_sample", "give a temperature above 0"),
-        ("num_beams", "with temperature, top_k and top_p only"),
-        ("max_length", "give max_new_tokens"),
+        ("do_sample", "pass a temperature above 0"),
+        ("num_beams", "use only temperature, top_k and top_p"),
+        ("max_length", "pass max_new_tokens"),
         ("output_scores", "trace=True"),
         ("max_new_token", "the nearest are max_new_tokens"),
     ],

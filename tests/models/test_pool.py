@@ -106,7 +106,7 @@ def test_what_does_not_go_together(model, pool, small):
         ValueError, match="encode: pool cannot be combined with ablate, hide or edit"
     ):
         model.encode(["a"], pool=pool, ablate=[(0, 0)])
-    with pytest.raises(ValueError, match="encode: the pool is for model, another model"):
+    with pytest.raises(ValueError, match="encode: the pool is for a different model, model"):
         load(small).encode(["a"], pool=pool)
     with pytest.raises(ValueError, match="encode: chunk_size is 0"):
         model.encode(["a"], pool=pool, chunk_size=0)

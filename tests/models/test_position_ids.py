@@ -193,13 +193,13 @@ def test_one_text_and_both_towers(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "given", "error", "said"),
     [
-        ("gpt2", [[0.0, 1.0, 2.0]], TypeError, "position_ids are float64: give integers"),
-        ("gpt2", [[True, False, True]], TypeError, "position_ids are bool: give integers"),
+        ("gpt2", [[0.0, 1.0, 2.0]], TypeError, "position_ids are float64; pass integers"),
+        ("gpt2", [[True, False, True]], TypeError, "position_ids are bool; pass integers"),
         (
             "gpt2",
             [[0, 1]],
             ValueError,
-            r"have shape \(1, 2\), but input_ids have shape \(2, 3\): give \(2, 3\), or \(1, 3\)",
+            r"have shape \(1, 2\), but input_ids have shape \(2, 3\); pass \(2, 3\), or \(1, 3\)",
         ),
         (
             "gpt2",
@@ -213,7 +213,7 @@ def test_one_text_and_both_towers(tmp_path):
             "gpt2",
             [[0, 1, 16]],
             ValueError,
-            "contain 16 for a token, but the positions of .* are 0 to 15: give",
+            "contain 16 for a token, but the positions of .* are 0 to 15; pass",
         ),
         (
             "gpt2",

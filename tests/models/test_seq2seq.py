@@ -263,7 +263,7 @@ def test_head_view_shows_the_same_for_a_pair_and_its_arrays(model, tmp_path):
         assert first.tokens == alone.tokens
         np.testing.assert_allclose(first.attentions, alone.attentions, atol=1e-6)
     assert qkv.head_view(several[0]).data.count('"tokens"') == other.data.count('"tokens"')
-    with pytest.raises(ValueError, match=r"2 pairs: give one of them, trace\[0\]"):
+    with pytest.raises(ValueError, match=r"2 pairs; pass one of them, for example trace\[0\]"):
         qkv.head_view(several)
     with pytest.raises(TypeError, match=r"trace\.encoder or trace\.decoder"):
         qkv.show(trace)
@@ -429,7 +429,7 @@ def test_errors_of_a_pair_point_to_encoder_and_decoder(model):
         pair.tokns  # noqa: B018
     assert copy.deepcopy(pair).names() == pair.names()
     for view in (qkv.show, qkv.walk, qkv.plot_shift, lambda trace: qkv.plot_shift([trace])):
-        with pytest.raises(TypeError, match=r"encoder-decoder: give trace\.encoder"):
+        with pytest.raises(TypeError, match=r"encoder-decoder; pass trace\.encoder"):
             view(pair)
     for a, b in ((pair, pair), (pair.encoder, pair)):
         with pytest.raises(TypeError, match="compare: this trace comes from an encoder"):
@@ -491,7 +491,7 @@ def test_generated_text_does_not_begin_with_the_prompt(tmp_path):
     with pytest.raises(IndexError, match="`token` is 6"):
         found.looked_at(6)
     with pytest.raises(
-        TypeError, match=r"^looked_at: `token` is None: give the number of a token$"
+        TypeError, match=r"^looked_at: `token` is None; pass the number of a token$"
     ):
         found.looked_at(None)
     with pytest.raises(ValueError, match="trace=True"):

@@ -150,7 +150,7 @@ def test_the_card_counts_the_roles_in_its_table(card: str) -> None:
     rows = roles_in(card)
     alone = [row for row in rows if all(role.startswith("hidden ") for role in row)]
     ends = [row for row in rows if all(role.split()[0] in ("first", "last") for role in row)]
-    # the card's count includes at most 3 heads that only look at [CLS] (first) or [SEP] (last)
+    # the card's count includes at most 3 heads that only attend to [CLS] (first) or [SEP] (last)
     counted = len(rows) - max(0, len(ends) - 3)
     assert [counted, len(alone)] == [int(count) for count in said.groups()]
     assert len(rows) >= 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -178,6 +179,21 @@ except SystemExit as left:
     written = " ".join(lines_offline(program, tmp_path))
     assert written.startswith("She opened the door and ")
     assert len(written.split()) >= 8
+
+
+def test_threads_that_share_a_model_get_the_results_of_one_thread(model: qkv.Model) -> None:
+    def results(shared: qkv.Model, text: str) -> tuple[np.ndarray, str]:
+        return shared.trace(text)["resid_post", 4], shared.generate(text, max_new_tokens=3)
+
+    expected = [results(model, text) for text in SENTENCES]
+    fresh = qkv.load("books-decoder")  # so that the threads also race for what the first call makes
+    with ThreadPoolExecutor(len(SENTENCES)) as pool:
+        found = pool.map(results, [fresh] * len(SENTENCES), SENTENCES)
+        for text, (residual, written), (vectors, words) in zip(
+            SENTENCES, found, expected, strict=True
+        ):
+            np.testing.assert_array_equal(residual, vectors, err_msg=text)
+            assert written == words
 
 
 def test_it_is_not_the_default_but_suggested_for_a_misspelt_name(model: qkv.Model) -> None:

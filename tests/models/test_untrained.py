@@ -73,7 +73,7 @@ def test_it_is_saved_and_loaded(config, tmp_path) -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(ModelError, match="an unknown family"):
         fresh_model({"model_type": "perceptron"})
-    with pytest.raises(ModelError, match="model_type is t5: give the config of a text"):
+    with pytest.raises(ModelError, match="model_type is t5; pass the config of a text"):
         fresh_model({"model_type": "t5"})
     with pytest.raises(ModelError, match="n_embd is 10 and n_head is 4"):
         fresh_model(GPT2 | {"n_embd": 10})
@@ -99,7 +99,7 @@ def test_other_weights_that_do_not_fit() -> None:
     arrays = dict(model.parameters)
     with pytest.raises(ValueError, match=r"extra is not a parameter"):
         model.with_parameters({**arrays, "extra": np.ones(3)})
-    with pytest.raises(ValueError, match=r"has shape \(3,\) and must have \(64,\)"):
+    with pytest.raises(ValueError, match=r"has shape \(3,\), but must have \(64,\)"):
         model.with_parameters({**arrays, "final_norm.bias": np.ones(3)})
     del arrays["embed.weight"]
     with pytest.raises(ValueError, match=r"embed.weight is missing"):

@@ -265,9 +265,9 @@ def test_a_parameter_can_be_replaced(model):
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        (np.zeros((1, 3, 9, 13), np.uint8), TypeError, r"uint8: give floats, as model\.pixels"),
-        (np.zeros((3, 9, 13)), ValueError, r"\(3, 9, 13\): give \(B, 3, 9, 13\)"),
-        (np.zeros((2, 3, 13, 9)), ValueError, r"\(3, 13, 9\) and the model takes \(3, 9, 13\)"),
+        (np.zeros((1, 3, 9, 13), np.uint8), TypeError, r"uint8; pass floats, as model\.pixels"),
+        (np.zeros((3, 9, 13)), ValueError, r"\(3, 9, 13\); pass \(B, 3, 9, 13\)"),
+        (np.zeros((2, 3, 13, 9)), ValueError, r"\(3, 13, 9\), but the model takes \(3, 9, 13\)"),
     ],
 )
 def test_pixel_values_that_do_not_fit(model, given, error, message):
@@ -278,9 +278,9 @@ def test_pixel_values_that_do_not_fit(model, given, error, message):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (np.zeros((9, 13, 3)), r"float64 \(9, 13, 3\): give uint8 \(H, W, 3\)"),
+        (np.zeros((9, 13, 3)), r"float64 \(9, 13, 3\); pass uint8 \(H, W, 3\)"),
         (np.zeros((9, 13), np.uint8), r"uint8 \(9, 13\)"),
-        (np.zeros((3, 9, 13), np.uint8), r"uint8 \(3, 9, 13\): give uint8 \(H, W, 3\)"),
+        (np.zeros((3, 9, 13), np.uint8), r"uint8 \(3, 9, 13\); pass uint8 \(H, W, 3\)"),
         ([], "no image is given"),
     ],
 )
@@ -294,7 +294,7 @@ def test_images_that_do_not_fit(model, given, message):
 @pytest.mark.parametrize("preprocessor", [PREPROCESSOR, None])
 def test_text_is_no_image(tmp_path, preprocessor):
     model = load(vit(tmp_path, preprocessor=preprocessor))
-    said = r"reads images, and .* is no image: give a uint8 array \(H, W, 3\)"
+    said = r"reads images, and .* is not an image; pass a uint8 array \(H, W, 3\)"
     for given in ("x.png", b"x.png", tmp_path / "x.png", ["a", "b"]):
         with pytest.raises(TypeError, match=said):
             model.trace(given)

@@ -13,7 +13,7 @@ from benchmarks.common import Way
 SMALL = 32  # a benchmark's lengths are divided by this number
 
 # other files test these: `test_bench.py` in `tests` and in its folders serve, scale and browser
-ELSEWHERE = ("growth", "serve", "scale", "play")
+ELSEWHERE = ("growth", "serve", "scale", "play", "play_smollm2")
 
 # `torch.compile` uses deprecated functions of torch
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")

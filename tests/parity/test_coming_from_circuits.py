@@ -1,4 +1,4 @@
-"""Tests of rows 41 to 52 of docs/coming-from.md: edges, neurons, features, files and pictures."""
+"""Tests of rows 41 to 59 of docs/coming-from.md: edges, neurons, features, files and pictures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from .coming_from import HEADS, LAYERS, D, Difference, Theirs, near, row
-from .test_coming_from import share
+from .test_coming_from import share, weights
 from .test_coming_from_changes import changed, margin, swept
 
 SIZE = D // HEADS
@@ -22,7 +22,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Theirs:
     return Theirs(tmp_path_factory.mktemp("coming-from"))
 
 
-@pytest.mark.parametrize("number", range(41, 53))
+@pytest.mark.parametrize("number", range(41, 60))
 def test_row(theirs: Theirs, number: int) -> None:
     theirs.hold(number)
 
@@ -175,3 +175,76 @@ def apart(theirs: Theirs) -> Any:
         hook.remove()
     both = ((one["resid_post", layer], other[layer]) for layer in range(LAYERS))
     return torch.stack([torch.cosine_similarity(*pair, dim=-1).mean() for pair in both])
+
+
+@row(53)
+def patched_both_ways(theirs: Theirs) -> Any:
+    """Patch each text with activations of the other text, and return the mean of the metrics."""
+    found = torch.zeros(2, LAYERS, len(theirs.ids(theirs.clean)[0]))
+    texts = theirs.clean, theirs.corrupted
+    for pair, (clean, corrupted) in enumerate((texts, texts[::-1])):
+        with torch.no_grad():
+            given = theirs.seen("resid_pre", text=clean)
+        for layer, position in product(range(LAYERS), range(found.shape[2])):
+
+            def put_in(
+                x: torch.Tensor, at: int = position, y: Any = given["resid_pre", layer]
+            ) -> None:
+                x[:, at] = y[:, at]
+
+            logits = changed(theirs, corrupted, "resid_pre", layer, put_in)
+            found[pair, layer, position] = margin(theirs, logits)
+    return found.mean(0)
+
+
+@row(54)
+def slopes_of_a_log_probability(theirs: Theirs) -> Any:
+    run = theirs.seen("resid_post")
+    chance = run["logits", 0][0, -1].log_softmax(-1)[theirs.answer]
+    return torch.autograd.grad(chance, run["resid_post", 1])[0]
+
+
+@row(55)
+def estimated_by_head_and_position(theirs: Theirs) -> Any:
+    with torch.no_grad():
+        clean = theirs.seen("z", text=theirs.clean)["z", 1]
+    run = theirs.seen("z", text=theirs.corrupted)
+    value = margin(theirs, run["logits", 0])
+    slopes = torch.autograd.grad(value, run["z", 1])[0]
+    return (slopes * (clean - run["z", 1])).sum(-1)[0].T + value
+
+
+@row(56)
+@torch.no_grad()
+def singular_values_and_norm(theirs: Theirs) -> Any:
+    _, _, v, o = weights(theirs, 1)
+    large = v[2].double() @ o[2].double()
+    return {"values": torch.linalg.svdvals(large)[:SIZE], "norm": torch.linalg.norm(large)}
+
+
+def patterns(theirs: Theirs) -> torch.Tensor:
+    """Return the patterns of the page's text, (layers, heads, T, T)."""
+    with torch.no_grad():
+        found = theirs.seen("pattern")
+    return torch.stack([found["pattern", layer][0] for layer in range(LAYERS)])
+
+
+@row(57)
+def on_the_previous_token_of_all_others(theirs: Theirs) -> Any:
+    weight = patterns(theirs)
+    weight[..., 0] = 0
+    weight -= torch.diag_embed(weight.diagonal(dim1=-2, dim2=-1))
+    return weight.diagonal(-1, -2, -1).sum(-1) / weight.sum((-2, -1))
+
+
+@row(58)
+def two_places_before(theirs: Theirs) -> Any:
+    weight = patterns(theirs)
+    return weight.diagonal(-2, -2, -1).sum(-1) / weight.shape[-1]
+
+
+@row(59)
+def most_negative(theirs: Theirs) -> Any:
+    with torch.no_grad():
+        each = [theirs.seen("mlp.post", text=text)["mlp.post", 1][0] for text in theirs.texts]
+    return torch.cat(each).amin(0).clamp(max=0)

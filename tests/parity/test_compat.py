@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,10 @@ import numpy as np
 import pytest
 import sentence_transformers
 import torch
+from sklearn.cluster import KMeans
+from sklearn.decomposition import PCA
 
+import qkv
 from qkv import compat
 
 from . import test_cross_encoder as cross
@@ -19,6 +24,7 @@ from .support import close, texts_from
 from .test_drop_in import compared, program
 from .test_sentence_transformers import PROMPTS, TEXTS, pooled_by, write
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "migrating.md"
 PAIRS = list(zip(texts_from(WORDS, 40, 20, 1), texts_from(WORDS, 40, 20, 2), strict=True))
 METHODS = {
     "SentenceTransformer": [
@@ -152,3 +158,32 @@ def test_cross_encoders(tmp_path: Path, options: dict[str, Any]) -> None:
         scores = {one["corpus_id"]: one["score"] for one in found}
         close([scores[one["corpus_id"]] for one in expected], [one["score"] for one in expected])
         assert {one["text"] for one in found} == {one["text"] for one in expected}
+
+
+# BERTopic imports a deprecated module, and tqdm in notebooks.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:IProgress not found")
+@pytest.mark.parametrize("library", ["bertopic", "keybert"])
+def test_the_class_of_the_page_for_bertopic_and_keybert(library: str, folder: Path) -> None:
+    """The two libraries refuse our class with an error, and accept the class of the page."""
+    ours, theirs = both_of(folder)
+    select = importlib.import_module(f"{library}.backend._utils").select_backend
+    with pytest.raises(ValueError, match="select a correct SentenceTransformers model"):
+        select(ours)
+    [code] = re.findall(r"```python\n(from keybert.*?)\n```", PAGE.read_text("utf-8"), re.S)
+    scope: dict[str, Any] = {"qkv": qkv}
+    exec(code.replace("keybert", library), scope)
+    close(scope["embedder"].embed(WORDS), qkv.load("minilm").encode(WORDS))
+    embedder = scope["Embedder"](ours)
+    for documents in (TEXTS, np.array(WORDS)):
+        close(select(embedder).embed(documents), select(theirs).embed(documents))
+    module, results = importlib.import_module(library), []
+    for model in (embedder, theirs):
+        if library == "keybert":
+            found = module.KeyBERT(model).extract_keywords(" ".join(WORDS))
+            results.append([word for word, _ in found])
+        else:
+            kinds = {"umap_model": PCA(2), "hdbscan_model": KMeans(3, random_state=0)}
+            topics = module.BERTopic(embedding_model=model, **kinds)
+            results.append(topics.fit_transform(TEXTS)[0])
+    assert len(results[0]) > 4
+    assert results[0] == results[1]

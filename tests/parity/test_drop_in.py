@@ -249,7 +249,7 @@ def test_predict_checks_its_activation_fn(tmp_path: Path) -> None:
         close(ours.predict(PAIRS[:9], activation_fn=lambda x: 3 * x), 3 * logits)
         for function, words in (
             (lambda x: x.sum(), "predict: activation_fn returned"),
-            (torch.nn.Softmin(), "activation_fn is torch.*Softmin: give a function"),
+            (torch.nn.Softmin(), "activation_fn is torch.*Softmin; pass a function"),
             (3, "activation_fn is builtins.int"),
         ):
             with pytest.raises(TypeError, match=words):
@@ -260,7 +260,7 @@ def test_predict_checks_its_activation_fn(tmp_path: Path) -> None:
     ("given", "words"),
     [
         ("w1", "`inputs` is str: this model reads two texts"),
-        (["w1"], "pair 0 is str: give two strings"),
+        (["w1"], "pair 0 is str; pass two strings"),
         ([("w1", "w2"), ("w1",)], "pair 1 is tuple of 1"),
         ([("w1", "w2"), ("w1", 3)], "pair 1 is int"),
     ],
@@ -275,7 +275,9 @@ def test_other_devices(
     both: tuple[qkv.Model, SentenceTransformer], tmp_path: Path, device: Any
 ) -> None:
     several = isinstance(device, list)
-    words = "a list of 2: use .*Pool" if several else f"{device}: qkv computes on the CPU"
+    words = (
+        "a list of length 2: use .*Pool" if several else f"{device}, but qkv computes on the CPU"
+    )
     ranks = qkv.load(cross.written(tmp_path))
     for name, call in {
         "encode": lambda: both[0].encode(TEXTS, device=device),

@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -30,39 +29,10 @@ from models.gguf_files import (
     smollm2,
     typed,
 )
+from models.odd_texts import ODD, WORDS, odd_texts
 from parity.sentences import sentences_of_the_docs
 from parity.support import close
-
-WORDS = "the cat, don't we'll I'M 123 4567.89 naïve 東京 日本語 नमस्ते ждать ἄλφα 🙂🙃 ½² ٣٤ <|end|>"
-ODD = [
-    " ",
-    "  ",
-    "\t",
-    "\n",
-    "\r\n",
-    "\n\n  ",
-    "\u3000",
-    "\u200b",
-    "\ufeff",
-    "\xa0",
-    "\0",
-    "�",
-    "e\u0301",
-]
-
-
-def odd_texts(count: int, special: tuple[str, ...] = (), seed: int = 0) -> list[str]:
-    """Return texts of words, odd spaces, special tokens and random characters."""
-    rng = np.random.default_rng(seed)
-    letters = [chr(n) for n in range(0x3000) if unicodedata.category(chr(n))[0] != "C"]
-    parts = [*WORDS.split(), *ODD, *special, *(chr(n) for n in (0x1F600, 0x20000, 0x10FFFF))]
-    texts = [" ".join(WORDS.split()), "", *parts, *special]
-    while len(texts) < count:
-        made = rng.choice(np.array(parts, object), rng.integers(1, 9)).tolist()
-        made += rng.choice(letters, rng.integers(0, 6)).tolist()
-        rng.shuffle(made)
-        texts.append(rng.choice(["", " "]).join(made))
-    return texts
+from training import numbers, readme
 
 
 def same_ids(path: Path, special: tuple[str, ...] = (), count: int = 2000) -> None:
@@ -777,3 +747,10 @@ def test_a_file_that_transformers_reads(
     found = qkv.load(path)(ids)
     close(found.logits, expected.logits, 2e-5)
     close(found.last_hidden_state, expected.hidden_states[-1], 2e-5)
+
+
+def test_the_readme_shows_what_smollm2_prints() -> None:
+    smollm2()
+    text = readme.PLACE.read_text(encoding="utf-8")
+    assert "--model smollm2\n...\n" in text
+    assert numbers.alike(readme.written(text), text, rounded=True), f"regenerate: {numbers.AGAIN}"

@@ -137,7 +137,7 @@ def test_one_of_several_towers_must_be_named(make: Any, parts: list[str], layer:
     }
     model.set_attn_implementation("qkv")
     listed = rf"model\.{parts[0]} \(\w+\), model\.{parts[1]} \({layer}\)"
-    message = rf"2 parts of {type(model).__name__}, {listed}: .* record\(module=model\.{parts[1]}\)"
+    message = rf"2 parts of {type(model).__name__}, {listed}; .* record\(module=model\.{parts[1]}\)"
     with pytest.raises(ValueError, match=message), qkv.record():
         model(**inputs)
     for name in parts:
@@ -269,7 +269,7 @@ def test_two_models_in_a_block_are_not_mixed() -> None:
     first, second = (made("bert", ENCODERS["bert"]) for _ in range(2))
     for model in (first, second):
         model.set_attn_implementation("qkv")
-    message = r"several models ran in one block, BertModel, BertModel: .* record\(module=model\)"
+    message = r"several models ran in one block \(BertModel, BertModel\); .* record\(module=model\)"
 
     def both(module: Any = None) -> Any:
         with qkv.record(module=module) as trace:

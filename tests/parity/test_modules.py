@@ -190,7 +190,7 @@ def test_every_module_is_read_or_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / "modules.json"
     about = {"idx": 1, "name": "1", "path": "1", "type": f"sentence_transformers.models.{name}"}
     path.write_text(json.dumps([*json.loads(path.read_text()), about]))
-    with pytest.raises(qkv.models.ModelError, match=f"not support the module .*{name}: ") as said:
+    with pytest.raises(qkv.models.ModelError, match=f"not support the module .*{name}; ") as said:
         qkv.load(tmp_path)
     assert len(str(said.value).splitlines()) == 1
 
@@ -199,7 +199,11 @@ def test_every_module_is_read_or_refused(tmp_path: Path, name: str) -> None:
     ("config", "number", "words"),
     [
         ({"module_input_name": "token_embeddings"}, 2, "token_embeddings"),
-        ({"dimension": 15}, 1, r"norm.weight is F32 \(16,\) and must be floats \(15,\)"),
+        (
+            {"dimension": 15},
+            1,
+            r"norm.weight is F32 \(16,\), but config.json requires floats of shape \(15,\)",
+        ),
         ({"type": "my.models.Dense"}, 0, "does not support the module my.models.Dense"),
     ],
 )
@@ -221,7 +225,8 @@ def test_what_does_not_fit(tmp_path: Path, config: Any, number: int, words: str)
         ({"embedding.weight": torch.zeros(3)}, r"embedding.weight is F32 \(3,\): it must have 2"),
         (
             {"embeddings": torch.zeros(3, 2), "mapping": torch.tensor([0, 3])},
-            "mapping has row numbers from 0 to 3 and embeddings has 3 rows: give 0 to 2",
+            "mapping has row numbers from 0 to 3 and embeddings has 3 rows; "
+            "row numbers must be from 0 to 2",
         ),
         (
             {"embeddings": torch.zeros(3, 2), "weights": torch.zeros(2)},

@@ -185,7 +185,7 @@ def test_an_index_that_names_wrong_files_loads_as_in_transformers(tmp_path: Path
     where[bias] = first if where[bias] == last else last
     index.write_text(json.dumps(values))
     theirs = BertForMaskedLM.from_pretrained(tmp_path / "shards", attn_implementation="eager")
-    with pytest.warns(UserWarning, match="it names the wrong file for "):
+    with pytest.warns(UserWarning, match="names the wrong file for "):
         ours = qkv.load(tmp_path / "shards")
     compare_layers(Pair(ours, theirs.eval(), pair.bound), 23)
 

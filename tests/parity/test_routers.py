@@ -151,7 +151,7 @@ def test_max_seq_length_applies_to_all_routes(tmp_path: Path) -> None:
         one.max_seq_length = 9
     compare(ours, theirs)
     assert np.abs(ours.encode(TEXTS) - whole).max() > 0.01
-    with pytest.raises(ValueError, match="max_seq_length is 35 and whole has 30 positions"):
+    with pytest.raises(ValueError, match="max_seq_length is 35, but whole has 30 positions"):
         ours.max_seq_length = 35
     assert [one.max_seq_length for one in ours.routes.values()] == [9, 9]
 
@@ -232,7 +232,7 @@ def test_a_task_without_a_router(tmp_path: Path) -> None:
         ({"structure": {"query": ["none"]}}, "structure"),
         (
             {"parameters": {"default_route": "x"}},
-            "'x' is not a route: the routes are query, document",
+            "'x' is not a route; the routes are query, document",
         ),
         ({"parameters": {"route_mappings": {"(None, 'text')": "x"}}}, "'x' is not a route"),
         (

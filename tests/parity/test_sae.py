@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from qkv.circuits import SAE, _sae_training
+from qkv.models.files.read import ModelError
 
 from .models import Pair, made
 from .test_circuits import CLEAN, FAMILIES, run
@@ -103,6 +104,89 @@ def test_a_folder_of_saelens_spliced_into_a_model(
     pair.near(trace["sae_acts_post", 1], kept["features"], "features")
     pair.near(trace["logits"], expected, "logits")
     assert (expected - run(pair, CLEAN)).abs().max() > 1e-2
+
+
+def write_with_torch(path: Path, arrays: dict[str, torch.Tensor]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(arrays, path)
+    return path
+
+
+# The names of each class of dictionary_learning in ae.pt, the architecture's features, and whether
+# b_dec is subtracted. Names with ".weight" are transposed.
+CLASSES = {
+    "AutoEncoder": ("standard", True, {"b_dec": "bias"}),
+    "GatedAutoEncoder": (
+        "gated",
+        True,
+        {"b_dec": "decoder_bias", "b_mag": "mag_bias", "b_gate": "gate_bias", "r_mag": "r_mag"},
+    ),
+    "AutoEncoderTopK": ("topk", True, {"b_dec": "b_dec"}),
+    "BatchTopKSAE": ("jumprelu", True, {"b_dec": "b_dec"}),
+    "MatryoshkaBatchTopKSAE": ("jumprelu", True, {"W_enc": "W_enc", "W_dec": "W_dec"}),
+    "JumpReluAutoEncoder": ("jumprelu", False, {"W_enc": "W_enc", "W_dec": "W_dec"}),
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_files_of_dictionary_learning(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    kind, subtracts, names = CLASSES[name]
+    w = {key: array.to(dtype).float() for key, array in weights(*OWN[kind]).items()}
+    whole = name in ("BatchTopKSAE", "MatryoshkaBatchTopKSAE")
+    if whole:
+        w["threshold"] = torch.tensor(0.3).to(dtype).float()
+    if "W_enc" not in names:
+        names = {"W_enc": "encoder.weight", "W_dec": "decoder.weight", **names}
+        names = {"b_enc": "encoder.bias", **names}
+    stored = {
+        names.get(key, key): (array.T if names.get(key, key).endswith("weight") else array)
+        for key, array in w.items()
+    }
+    stored = {key: array.to(dtype) for key, array in stored.items()}
+    if kind == "topk":
+        stored |= {"k": torch.tensor(K), "threshold": torch.tensor(0.1)}
+    write_with_torch(tmp_path / "ae.pt", stored)
+    trainer = {"dict_class": name, "layer": 1, "k": K, "lm_name": "EleutherAI/pythia-70m"}
+    (tmp_path / "config.json").write_text(json.dumps({"trainer": trainer}))
+    sae = SAE.load(tmp_path)
+    assert (sae.at, sae.architecture) == ("blocks.1.hook_resid_post", kind)
+    assert sae.metadata["model_name"] == "pythia-70m"
+    x = torch.randn(7, D)
+    features = features_of(kind, w if subtracts else {**w, "b_dec": torch.zeros(D)}, x)
+    np.testing.assert_allclose(sae.encode(x.numpy()), features.numpy(), rtol=0, atol=1e-5)
+    decoded = (features @ w["W_dec"] + w["b_dec"]).numpy()
+    np.testing.assert_allclose(sae(x.numpy()), decoded, rtol=0, atol=1e-5)
+
+
+def test_files_of_qwen_scope(tmp_path: Path) -> None:
+    w = weights("b_enc")
+    stored = {**w, "W_enc": w["W_enc"].T, "W_dec": w["W_dec"].T}
+    folder = tmp_path / f"SAE-Res-Qwen3-1.7B-Base-W32K-L0_{K}"
+    sae = SAE.load(write_with_torch(folder / "layer12.sae.pt", stored))
+    assert (sae.at, sae.k) == ("blocks.12.hook_resid_post", K)
+    x = torch.randn(7, D)
+    features = features_of("topk", {**w, "b_dec": torch.zeros(D)}, x)
+    np.testing.assert_allclose(sae.encode(x.numpy()), features.numpy(), rtol=0, atol=1e-5)
+    with pytest.raises(
+        ModelError, match=r"k is unknown; keep the file in a folder whose name cont"
+    ):
+        SAE.load(write_with_torch(tmp_path / "layer12.sae.pt", stored))
+
+
+def test_a_torch_file_runs_no_code(tmp_path: Path) -> None:
+    path = tmp_path / "L0_5" / "layer0.sae.pt"
+    write_with_torch(path, {"W_enc": torch.nn.Linear(2, 2)})  # type: ignore[dict-item]  # a module
+    with pytest.raises(ModelError, match=r"the pickle uses 'torch.nn.modules.linear.Linear', whi"):
+        SAE.load(path)
+    write_with_torch(path, [torch.ones(2)])  # type: ignore[arg-type]  # no dict
+    with pytest.raises(ModelError, match=r"the file does not contain a dict of tensors"):
+        SAE.load(path)
+    write_with_torch(path, {"W_enc": torch.ones(2)})
+    with pytest.raises(
+        ModelError, match=r"has no W_dec: an autoencoder of the architecture 'topk'"
+    ):
+        SAE.load(path)
 
 
 @pytest.mark.parametrize("dead", [[], [1, 2, 3, 30, 31, 35, 38, 39, 4, 5, 6, 7, 8, 9]])

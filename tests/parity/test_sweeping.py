@@ -81,7 +81,7 @@ def test_many_pairs(pair: Pair) -> None:
     rng = np.random.default_rng(2)
     ones = [CLEAN, CLEAN[::-1], rng.integers(4, V, 5)]
     others = [CORRUPTED, CORRUPTED[::-1], np.array([*ones[2][:2], 7, *ones[2][3:]])]
-    found = patch(pair.ours, ones, others, at="z", metric=METRIC)
+    found = patch(pair.ours, ones, others, at="z", metric=METRIC).pairs
     for number, both in enumerate(zip(ones, others, strict=True)):
         expected = swept(pair, "z", (2,), *(np.array(ids) for ids in both))
         pair.near(found[number], expected, f"pair {number}")
@@ -126,7 +126,7 @@ def test_shares_of_neurons_in_several_texts(pair: Pair) -> None:
             added = parts["mlp.post", layer][0, -1][:, None] * rows
             added = added - added.mean(-1, keepdim=True) if is_centred else added
             shares = added / (square + eps).sqrt() * norm.weight @ head.weight[token]
-            pair.near(found["neurons"][number, layer], shares, f"neurons of layer {layer}")
+            pair.near(found["neurons"].pairs[number, layer], shares, f"neurons of layer {layer}")
 
 
 @torch.no_grad()

@@ -84,11 +84,11 @@ def test_columns_are_kept_beside_the_vectors(kind: str, tmp_path: Path) -> None:
     ("keep", "said"),
     [
         (["sise"], "no column 'sise' to keep: choose one of the columns 'text', 'size'"),
-        (["size", "size"], "different names"),
-        (["id", "source_id"], "different names"),
-        ("size", "in a list"),
-        ([1], "in a list"),
-        ([""], "different names"),
+        (["size", "size"], "different column names"),
+        (["id", "source_id"], "different column names"),
+        ("size", "pass a list of different column names"),
+        ([1], "pass a list of different column names"),
+        ([""], "different column names"),
     ],
 )
 def test_columns_that_cannot_be_kept_are_refused(keep: Any, said: str, tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_second_run_is_refused(files: list[str], tmp_path: Path) -> None:
 
 
 def test_a_model_in_memory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="encode: model is Model: give the name or folder"):
+    with pytest.raises(TypeError, match="encode: model is Model; pass a name or a folder"):
         encode(qkv.load("random"), "a.txt", tmp_path / "out")  # type: ignore[arg-type]
 
 

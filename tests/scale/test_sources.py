@@ -84,7 +84,7 @@ def test_row_groups(tmp_path: Path) -> None:
     assert good == texts[:-1]
     assert bad == Bad("has no 'text'")
     [source] = find_sources(tmp_path / "x.parquet", "n", "t")
-    with pytest.raises(ValueError, match="column 'n' is int64: give a column of strings"):
+    with pytest.raises(ValueError, match="column 'n' is int64; pass a column of strings"):
         find_column(source, "t")
 
 
@@ -113,7 +113,7 @@ def test_invalid_sources_are_named(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
     with pytest.raises(FileNotFoundError, match=r"t: there is no file .*\*.txt"):
         find_sources(tmp_path / "*.txt", "text", "t")
-    with pytest.raises(ValueError, match=r"x.md has an ending that qkv does not read"):
+    with pytest.raises(ValueError, match=r"x.md has a file extension that qkv does not read"):
         find_sources(tmp_path / "x.md", "text", "t")
     with pytest.raises(TypeError, match="`sources` is int"):
         find_sources(3, "text", "t")

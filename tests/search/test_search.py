@@ -59,9 +59,19 @@ def test_inputs_do_not_change() -> None:
 
 
 WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
-    ("semantic_search", ([[1.0]], CORPUS), {}, r"queries are \(1, 1\) and the corpus is \(4, 2\)"),
+    (
+        "semantic_search",
+        ([[1.0]], CORPUS),
+        {},
+        r"queries have shape \(1, 1\) and the corpus has shape \(4, 2\)",
+    ),
     ("semantic_search", ("a", CORPUS), {}, "query_embeddings"),
-    ("semantic_search", (CORPUS, np.zeros((2, 2, 2))), {}, r"corpus_embeddings is \(2, 2, 2\)"),
+    (
+        "semantic_search",
+        (CORPUS, np.zeros((2, 2, 2))),
+        {},
+        r"corpus_embeddings has shape \(2, 2, 2\)",
+    ),
     ("semantic_search", (CORPUS, CORPUS), {"top_k": 0}, "top_k is 0"),
     ("semantic_search", (CORPUS, CORPUS), {"query_chunk_size": 0}, "query_chunk_size is 0"),
     (

@@ -84,9 +84,9 @@ def test_choosing_a_template(tokenizer: SubwordTokenizer) -> None:
     assert written(tools=[{"name": "<f>"}]) == '[{"name": "<f>"}]'
     assert written(chat_template="{{ tools }} {{ documents }}") == "None None"
     tokenizer.chat_template = {"rag": "two", "b\x1b": "three"}
-    with pytest.raises(ValueError, match=r"give chat_template one of rag, b\\x1b$"):
+    with pytest.raises(ValueError, match=r"choose chat_template from rag, b\\x1b$"):
         written()
-    with pytest.raises(TypeError, match="chat_template is int: give a string"):
+    with pytest.raises(TypeError, match="chat_template is int; pass a string"):
         written(chat_template=3)
     with pytest.raises(ValueError, match="return_tensors is not supported: omit return_tensors"):
         written(chat_template="rag", return_tensors="np", return_dict=False)
@@ -96,15 +96,19 @@ def test_choosing_a_template(tokenizer: SubwordTokenizer) -> None:
 @pytest.mark.parametrize(
     ("messages", "kind", "said"),
     [
-        ("Hi", TypeError, "messages is str: give a list of dicts"),
-        (CHAT[0], TypeError, "messages is dict: give a list of dicts"),
+        ("Hi", TypeError, "messages is str; pass a list of dicts"),
+        (CHAT[0], TypeError, "messages is dict; pass a list of dicts"),
         (None, TypeError, "messages is NoneType"),
-        ([], ValueError, "no message is given: give at least one"),
-        ([CHAT[0], "Hi"], TypeError, "message 1 is str: give a dict with role and content"),
+        ([], ValueError, "no message is given; pass at least one"),
+        ([CHAT[0], "Hi"], TypeError, "message 1 is str; pass a dict with role and content"),
         ([CHAT], TypeError, "message 0 is list"),
         ([{"content": "Hi"}], ValueError, "message 0 has no role"),
         ([{"role": 3}], ValueError, "message 0 has no role"),
-        ([{"role": "user", "content": np.zeros(2)}], TypeError, "message 0 holds more than JSON"),
+        (
+            [{"role": "user", "content": np.zeros(2)}],
+            TypeError,
+            "message 0 contains values that JSON",
+        ),
     ],
 )
 def test_wrong_messages(
@@ -125,7 +129,9 @@ def test_messages_are_plain_copies(tokenizer: SubwordTokenizer) -> None:
     template = "{{ 'content' in messages[0] }} {{ messages[0].role.secret is defined }}"
     written = tokenizer.apply_chat_template([message], chat_template=template, tokenize=False)
     assert written == "False False"
-    with pytest.raises(TypeError, match="a variable holds more than JSON values: Object of type"):
+    with pytest.raises(
+        TypeError, match="a variable contains values that JSON does not allow: Object of type"
+    ):
         tokenizer.apply_chat_template([message], chat_template="", tools=[np.zeros(2)])
     template = "{{ messages[0].reasoning_content }} {{ messages[0].thinking }}"
     messages = [{"role": "assistant", "reasoning": "hm"}]
@@ -222,7 +228,7 @@ ENDLESS = {
 @pytest.mark.parametrize("name", ENDLESS)
 def test_templates_without_end_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qkv.text._chat_template._SECONDS", 0.3)
-    with pytest.raises(ValueError, match="the chat template works or writes without end: "):
+    with pytest.raises(ValueError, match="the chat template runs too long or writes too much: "):
         render(ENDLESS[name], {})
 
 
@@ -250,7 +256,7 @@ def test_a_long_conversation_is_within_the_limits() -> None:
     ],
 )
 def test_attributes_are_refused(reach: str) -> None:
-    with pytest.raises(ValueError, match=r"the chat template is not safe: .*(reaches for|unsafe)"):
+    with pytest.raises(ValueError, match=r"the chat template is not safe: .*(reads|unsafe)"):
         render(f"{{{{ {reach} }}}}", {"messages": CHAT})
 
 

@@ -94,5 +94,5 @@ def test_with_tokens_renames_the_tokens_of_a_trace() -> None:
     trace = Trace({}, tokens=[["Ġa", "Ġb"], ["Ġc"]], single=False)
     renamed = trace.with_tokens([["a", "b"], ["c"]])
     assert (renamed.tokens, trace.tokens) == ([["a", "b"], ["c"]], [["Ġa", "Ġb"], ["Ġc"]])
-    with pytest.raises(ValueError, match=r"\[2, 1\] tokens and \[1\] names"):
+    with pytest.raises(ValueError, match=r"\[2, 1\] tokens, but \[1\] names"):
         trace.with_tokens([["a"]])

@@ -185,7 +185,7 @@ def test_from_file_that_is_missing(tmp_path: Path) -> None:
 
 
 def test_from_file_that_is_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"is a folder: give the tokenizer\.json in it"):
+    with pytest.raises(ValueError, match=r"is a folder; pass the tokenizer\.json in it"):
         SubwordTokenizer.from_file(tmp_path)
 
 
@@ -212,7 +212,7 @@ def test_from_file_that_is_cut_off(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", ["tokenizer.json", None, {"a": 0}])
 def test_an_object_that_is_not_a_tokenizer_is_refused(given) -> None:
-    with pytest.raises(TypeError, match=f"tokenizer is {type(given).__name__}: give a tokenizers"):
+    with pytest.raises(TypeError, match=f"tokenizer is {type(given).__name__}; pass a tokenizers"):
         SubwordTokenizer(given)
 
 

@@ -134,7 +134,7 @@ def test_a_long_text_is_tried_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["b" * 30, "a", "", "b" * 80, "b"]
     assert [len(one) for one in used.tokenize_batch(texts)] == [30, 60, 0, 80, 1]
     for call in (used.tokenize, lambda text: used.tokenize_batch(["b", text])):
-        with pytest.raises(ValueError, match="they turn its 100 characters into 6,000"):
+        with pytest.raises(ValueError, match="it turns 100 characters into 6,000"):
             call("a" * 100)
     assert module.USUAL == 40
     # The 100 characters become one word of 1,870 characters, which is allowed. WordPiece turns a

@@ -51,7 +51,7 @@ def test_uneditable_activations_cannot_be_edited_and_have_no_gradient(model: qkv
         if activation(name).editable:
             model.trace("A cat.", names=[], edit=edit)
         else:
-            with pytest.raises(KeyError, match="edit"):
+            with pytest.raises(ValueError, match="edit"):
                 model.trace("A cat.", edit=edit)
             with pytest.raises(ValueError, match="gradient"):
                 model.gradient("A cat.", of=(-1, 5), at=name)

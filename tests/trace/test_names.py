@@ -9,7 +9,7 @@ import qkv
 from qkv.trace.names import NameIndex
 
 TEXT = "The oak is a [MASK] tree."
-# Names of TransformerLens 3, and the names in section 2 of the contract.
+# Names of TransformerLens's bridge, and the names in section 2 of the contract.
 BRIDGE = {
     "embed.hook_out": "hook_embed",
     "pos_embed.hook_out": "hook_pos_embed",

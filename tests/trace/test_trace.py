@@ -276,7 +276,9 @@ def test_an_activation_of_all_layers_at_once():
     with pytest.raises(KeyError, match=r"stack: this trace holds z only for layer 1 of 3 layers"):
         some.stack("z")
     odd = Trace({names[0]: each[0], names[1]: each[1][..., :2]})
-    with pytest.raises(ValueError, match=r"z is \(2, 5, 4, 6\) in layer 0 and \(2, 5, 4, 2\) in"):
+    with pytest.raises(
+        ValueError, match=r"z has shape \(2, 5, 4, 6\) in layer 0 and \(2, 5, 4, 2\) in"
+    ):
         odd.stack("z")
 
 
@@ -401,12 +403,12 @@ def test_arrays_with_the_wrong_axes_are_refused(tmp_path: Path) -> None:
     arrays, about = trace.packed()
     pattern, z = (f"blocks.0.attn.hook_{name}" for name in ("pattern", "z"))
     wrong = {
-        "five axes": (pattern, (2, 1, 2, 3, 3), "it must have \\(2, 2, 3, 3\\)"),
-        "three axes": (pattern, (2, 3, 3), "it must have \\(2, 2, 3, 3\\)"),
+        "five axes": (pattern, (2, 1, 2, 3, 3), "it must have shape \\(2, 2, 3, 3\\)"),
+        "three axes": (pattern, (2, 3, 3), "it must have shape \\(2, 2, 3, 3\\)"),
         "another number of keys": (pattern, (2, 2, 3, 4), "it must have"),
-        "another number of texts": (z, (1, 3, 2, 4), "it must have \\(2, 3, 2, 4\\)"),
-        "another number of tokens": ("hook_embed", (2, 4, 8), "it must have \\(2, 3, D\\)"),
-        "another number of heads": (z, (2, 3, 4, 4), "it must have \\(2, 3, 2, 4\\)"),
+        "another number of texts": (z, (1, 3, 2, 4), "it must have shape \\(2, 3, 2, 4\\)"),
+        "another number of tokens": ("hook_embed", (2, 4, 8), "it must have shape \\(2, 3, D\\)"),
+        "another number of heads": (z, (2, 3, 4, 4), "it must have shape \\(2, 3, 2, 4\\)"),
     }
     for name, shape, says in wrong.values():
         damaged = {**arrays, name: np.zeros(shape, np.float32)}

@@ -28,12 +28,12 @@ class Grouped(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """`(*lead, Hkv, G, L)`."""
+        """The query's shape without its last axis: `(*lead, Hkv, G, L)`."""
         return self.query.shape[:-1]
 
     @property
     def lead(self) -> tuple[int, ...]:
-        """The leading dimensions, `lead`."""
+        """The query's dimensions before `(Hkv, G, L, d)`."""
         return self.query.shape[:-4]
 
     @property
@@ -92,8 +92,8 @@ def split_heads(x: Array, num_heads: int) -> Array:
     """
     if x.shape[-1] % num_heads:
         raise ValueError(
-            f"split_heads: the last axis has {x.shape[-1]} columns for {num_heads} heads: "
-            "write a number of heads that divides the number of columns"
+            f"split_heads: the last axis has {x.shape[-1]} columns, which cannot be split "
+            f"into {num_heads} equal heads; choose a number of heads that divides {x.shape[-1]}"
         )
     size = x.shape[-1] // num_heads
     return np.swapaxes(x.reshape(*x.shape[:-1], num_heads, size), -3, -2)

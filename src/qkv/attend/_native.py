@@ -20,7 +20,7 @@ class Gradients(NamedTuple):
     key: Array  # (*lead, Hkv, S, d); for packed rows (total, Hkv, d).
     value: Array  # (*lead, Hkv, S, dv); for packed rows (total, Hkv, dv).
     bias: Array  # The shape of the call's bias.
-    sinks: Array  # (*lead, Hkv, G, n), at least one leading axis; for packed rows (B, Hkv, G, n).
+    sinks: Array  # (*lead, Hkv, G, n), `lead` not empty; for packed rows (B, Hkv, G, n).
     slopes: Array  # (*lead, Hkv, G); for packed rows (B, Hkv, G).
 
 
@@ -53,7 +53,7 @@ def attend_new(
 ) -> None:
     """Compute the attention of new tokens `query (B, Hq, L, d)` to cached keys; write to `out`.
 
-    `call` holds the options, without a mask and a bias. `cached` holds the arguments that
+    `call` holds the options, but neither a mask nor a bias. `cached` holds the arguments that
     `KVCache.append` returns. All arrays must be readable by the kernel.
     """
     compiled.attend(
@@ -78,7 +78,7 @@ def summarize(
     weights: Array,
     received: Array,
 ) -> None:
-    """Compute a call's output, the largest weights of each query, and each key's sum of weights.
+    """Compute a call's output, each query's largest weights and the sum of each key's weights.
 
     `indices (*lead, Hq, L, top_k)` must be int64, `weights (*lead, Hq, L, top_k)` float32, and
     `received (*lead, Hq, 1, S)` float64 zeros.

@@ -13,11 +13,11 @@ def softmax(x: Any, axis: int | tuple[int, ...] | None = -1) -> Array:
     """Compute `exp(x) / exp(x).sum(axis)` without overflow.
 
     To avoid overflow, the largest number is subtracted from all numbers first. The weight of -inf
-    is 0. If all numbers are -inf, all weights are 0. NaN stays NaN.
+    is 0. If all numbers are -inf, all weights are 0.
 
     Args:
-        x: numbers of any shape; integers become float64.
-        axis: the axis, or several axes, over which the weights sum to 1; None for all axes.
+        x: an array of any shape; integers become float64.
+        axis: the axis or axes over which the weights sum to 1; None for all axes.
 
     >>> softmax([1.0, 2.0, 3.0]).round(3)
     array([0.09 , 0.245, 0.665])
@@ -34,8 +34,8 @@ def softmax(x: Any, axis: int | tuple[int, ...] | None = -1) -> Array:
         np.empty_like(wide, shape=[1] * wide.ndim).sum(axis=axis)
     except (TypeError, ValueError, OverflowError):
         raise value_error(
-            f"x has shape {array.shape} and axis is {quote(axis)}: "
-            "give one axis of x, several axes, or None for all"
+            f"x has shape {array.shape} and axis is {quote(axis)}; "
+            "pass one axis of x, several axes, or None for all"
         ) from None
     with np.errstate(all="ignore"):
         top = wide.max(axis=axis, keepdims=True, initial=-np.inf)
@@ -47,19 +47,19 @@ def softmax(x: Any, axis: int | tuple[int, ...] | None = -1) -> Array:
 
 @public_call("merge_attention")
 def merge_attention(out1: Any, lse1: Any, out2: Any, lse2: Any) -> tuple[Array, Array]:
-    """Merge two results of attention, over different keys, into the result over all keys.
+    """Merge two attention results over different keys into the result over all keys.
 
-    The merged output is the mean of both outputs, weighted by `exp(lse)`. If a query sees no
-    key in an attention call without sinks, this call's result for the query is `(0, -inf)`, and the
-    merged result for the query equals the other call's result. Pass the sinks to only one of the
-    two calls, because the merged softmax must contain them only once. Source: the combination step
-    of FlashAttention (Dao et al. 2022, section 3.1).
+    The merged output is the mean of both outputs, weighted by `exp(lse)`. For a query that sees no
+    key, an attention call without sinks returns `(0, -inf)`, and the merged result equals the other
+    call's result. Pass the sinks to only one of the two calls, because the merged softmax must
+    contain them only once. Source: the combination step of FlashAttention (Dao et al. 2022, section
+    3.1).
 
     Args:
-        out1: `(..., L, dv)`.
-        lse1: `(..., L)`, from `return_lse=True`.
-        out2: like `out1`.
-        lse2: like `lse1`.
+        out1: the first call's output, `(..., L, dv)`.
+        lse1: the first call's log-sum-exp, `(..., L)`.
+        out2: the second call's output.
+        lse2: the second call's log-sum-exp.
 
     Returns:
         `(out, lse)`, with the dtypes of the inputs.
@@ -85,7 +85,7 @@ def merge_attention(out1: Any, lse1: Any, out2: Any, lse2: Any) -> tuple[Array, 
     if a.shape[:-1] != lse_a.shape or a.ndim < 1:
         raise value_error(
             f"out1 has shape {a.shape} and lse1 {lse_a.shape}: "
-            "lse must have the shape of out without the last axis"
+            "lse1 must have the shape of out1 without the last axis"
         )
     kind = compute_type(a.dtype)
     with np.errstate(all="ignore"):

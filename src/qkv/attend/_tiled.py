@@ -1,7 +1,7 @@
 """The formula in O(L + S) memory, with NumPy: blocks of keys, a running maximum and a running sum.
 
 The running softmax comes from Milakov and Gimelshein 2018, and the blocks from FlashAttention (Dao
-et al. 2022). The division into tiles depends only on shapes and options, not on the threads.
+et al. 2022). The tiles depend only on shapes and options, not on the number of threads.
 """
 
 import math
@@ -129,7 +129,7 @@ def _scratch(name: str, shape: tuple[int, ...], kind: DType) -> Array:
     return scratch
 
 
-# State: the scratch buffers of each thread, at most two blocks. No other thread reads them.
+# State: each thread's scratch buffers, at most two blocks in size. Other threads do not read them.
 _buffers = threading.local()
 
 
@@ -142,7 +142,7 @@ def key_blocks(call: Grouped, tile: Tile, keys: int = KEYS) -> Iterator[slice]:
 
 
 def is_one_block(call: Call) -> bool:
-    """Return True if a call has no options except `scale`, and if its scores fit in one block."""
+    """Return True if a call has no options except `scale` and its scores fit in one block."""
     plan, (query, key, value) = call.plan, (call.query, call.key, call.value)
     return (
         plan.length <= QUERIES
@@ -177,12 +177,12 @@ def attend_one_block(call: Call, out: Array, lse: Array | None) -> bool:
 def attend(call: Grouped, tile: Tile, out: Array, lse: Array | None, weights: Array | None) -> None:
     """Compute one tile, and write it to `out (*lead, Hkv, G, L, dv)`.
 
-    `lse (*lead, Hkv, G, L, 1)` and `weights (*lead, Hkv, G, L, S)` may be None. If an array is
-    given, the function also writes the tile's part of the array. Before the call, every entry of
-    `weights` must be 0.
+    `lse (*lead, Hkv, G, L, 1)` and `weights (*lead, Hkv, G, L, S)` may be None. If either is given,
+    the function writes the tile's part of it too. Before the call, every entry of `weights` must be
+    0.
     """
     context = out[tile.at]
-    with np.errstate(all="ignore"):  # do not warn of NaN and infinity
+    with np.errstate(all="ignore"):  # do not warn about NaN and infinity
         base, total = _pass_over_keys(call, tile, context, weights)
         if not _all_finite(context):  # a sum of values may overflow even if their mean is finite
             again = np.empty_like(context)
@@ -196,8 +196,8 @@ def attend(call: Grouped, tile: Tile, out: Array, lse: Array | None, weights: Ar
 def log_sums(call: Grouped) -> tuple[Array, Array]:
     """Return two arrays `(*lead, Hkv, G, L, 1)`, whose sum is the log-sum-exp of each row.
 
-    The first array is usually the largest score of each row. If one array held the sum, rounding
-    could lose the second part: for eight keys with the score -3e38, the log-sum-exp is
+    The first array is usually the largest score of each row. If a single array held the sum,
+    rounding could lose the second term: for eight keys with a score of -3e38, the log-sum-exp is
     -3e38 + log(8), which rounds to -3e38.
     """
     bases, logs = (np.zeros((*call.shape, 1)) for _ in range(2))
@@ -211,7 +211,7 @@ def log_sums(call: Grouped) -> tuple[Array, Array]:
 
 
 def exp_sums(call: Grouped, tile: Tile, base: Array) -> Array:
-    """Return each row's sum of `exp(score - base)`, including the sinks, `(..., l, 1)`."""
+    """Return each row's sum of `exp(score - base)` `(..., l, 1)`, including the sinks."""
     total = np.zeros_like(base)
     if call.sinks is not None:
         total += np.exp(call.sinks[tile.index[-1]] - base).sum(-1, keepdims=True)
@@ -294,7 +294,7 @@ def _base(scores: Array) -> Array | None:
 
 
 def _exps(scores: Array, base: Array | None) -> Array:
-    """Replace scores by `exp(score - base)`, and return them."""
+    """Replace scores with `exp(score - base)`, and return them."""
     if base is None:
         return np.exp(scores, out=scores)
     scores -= base

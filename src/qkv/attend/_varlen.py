@@ -38,17 +38,17 @@ def varlen_attention(
         query: `(total queries, Hq, d)`.
         key: `(total keys, Hkv, d)`.
         value: `(total keys, Hkv, dv)`.
-        cu_query_lengths: `(B + 1,)` integers from 0 to the total: sequence b consists of the rows
-            `cu[b]` to `cu[b + 1] - 1`.
-        cu_key_lengths: `(B + 1,)`, like `cu_query_lengths`, for the rows of key and value.
-        is_causal: as for `qkv.attention`.
-        q_offset: one number for all sequences, or one per sequence. `"start"` and `"end"` mean the
-            start and the end of each sequence's own keys.
-        window: `(left, right)`, as for `qkv.attention`.
-        softcap: as for `qkv.attention`.
-        alibi_slopes: `(Hq,)`, as for `qkv.attention`.
-        sinks: `(Hq,)` or `(Hq, n)`, as for `qkv.attention`.
-        scale: as for `qkv.attention`; the default is `1 / sqrt(d)`.
+        cu_query_lengths: `(B + 1,)`, the index of each sequence's first query row, then the total
+            number of query rows.
+        cu_key_lengths: `(B + 1,)`, like `cu_query_lengths`, but for the rows of key and value.
+        is_causal: as in `qkv.attention`.
+        q_offset: as in `qkv.attention`, one number for all sequences or one per sequence. `"end"`
+            means each sequence's number of keys minus its number of queries.
+        window: `(left, right)`, as in `qkv.attention`.
+        softcap: as in `qkv.attention`.
+        alibi_slopes: `(Hq,)`, as in `qkv.attention`.
+        sinks: `(Hq,)` or `(Hq, n)`, as in `qkv.attention`.
+        scale: as in `qkv.attention`; the default is `1 / sqrt(d)`.
         return_lse: also return the log-sum-exp `(total queries, Hq)`.
 
     Returns:
@@ -80,7 +80,7 @@ def check_packed(
         array = as_array(part, name=name)
         if array.ndim != 3:
             raise value_error(
-                f"{name} has shape {array.shape}: packed rows are (total, heads, size)"
+                f"{name} has shape {array.shape}; pass packed rows (total, heads, size)"
             )
         arrays.append(array.swapaxes(0, 1))
     whole = check_call(*arrays, q_offset=0, **options)
@@ -89,7 +89,7 @@ def check_packed(
     if len(starts) != len(key_starts):
         raise value_error(
             f"cu_query_lengths has {len(starts) - 1} sequences and cu_key_lengths "
-            f"{len(key_starts) - 1}: both must have the same number"
+            f"{len(key_starts) - 1}: both must have the same number of sequences"
         )
     ranged = any(rule is not None for rule in (whole.slopes, whole.left, whole.right))
     offsets = _offsets(q_offset, np.diff(starts), np.diff(key_starts), ranged)
@@ -99,7 +99,7 @@ def check_packed(
 def attend_rows(packed: Packed, *, lse: bool, exact: bool = False) -> tuple[Array, Array | None]:
     """Return `(out, lse)`: the output `(total, Hq, dv)` and the log-sum-exp `(total, Hq)` or None.
 
-    The dtype of the output is `plan.dtype`, and that of `lse` is `plan.kind`. If `exact` is true,
+    The output has the dtype `plan.dtype`, and `lse` has the dtype `plan.kind`. If `exact` is true,
     the output has the dtype `plan.kind`, and `lse` is float64 with the shape `(total, Hq, 1)`.
     """
     plan = packed.call.plan
@@ -148,12 +148,12 @@ def check_starts(name: str, value: Any, packed: str, total: int) -> Array:
     """Check `cu_query_lengths` or a similar argument; return it as an array `(B + 1,)`."""
     cu = as_array(value, name=name)
     if cu.ndim != 1 or cu.size == 0:
-        raise value_error(f"{name} has shape {cu.shape}: it must be (B + 1,)")
+        raise value_error(f"{name} has shape {cu.shape}: for B sequences, it must be (B + 1,)")
     cu = check_per_row(name, cu, cu.shape)
     if cu[0] != 0 or cu[-1] != total:
         raise value_error(
-            f"{name} runs from {cu[0]} to {cu[-1]} and {packed} has {total} rows: "
-            f"{name} must begin with 0 and end with {total}"
+            f"{name} runs from {cu[0]} to {cu[-1]}, but {packed} has {total} rows: {name} must "
+            f"begin with 0 and end with {total}"
         )
     falls = np.flatnonzero(np.diff(cu) < 0)
     if falls.size:
@@ -164,7 +164,7 @@ def check_starts(name: str, value: Any, packed: str, total: int) -> Array:
 
 
 def _offsets(q_offset: Any, lengths: Array, key_lengths: Array, needed: bool) -> Array:
-    """Return the position of query 0 among the keys of each sequence `(B,)`."""
+    """Return the position of each sequence's query 0 among the sequence's keys, `(B,)`."""
     if isinstance(q_offset, str) and q_offset == "end":
         return key_lengths - lengths
     unlike = np.flatnonzero(lengths != key_lengths)

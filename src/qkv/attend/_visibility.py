@@ -17,9 +17,9 @@ FAR = 2**60  # The limit for offsets and window sizes. It is larger than every s
 
 
 class Visibility(NamedTuple):
-    """All rules of a call: a query sees a key if every rule allows it.
+    """The masking rules of a call: a query sees only the keys that every rule allows.
 
-    Query i of a row has the position `i + offset` among the keys. The query sees key j if
+    Query i of a row is at position `i + offset` among the keys. The query sees key j if
     `i + offset - left <= j <= i + offset + right`, `j < key_length`, `i < query_length`,
     `allowed[..., i, j]` is True and no array in `numbers` is -inf at `[..., i, j]`. The offset and
     the lengths are arrays `(*lead,)` with one number for each row.
@@ -95,8 +95,8 @@ def check_window(window: Any, is_causal: bool) -> tuple[int | None, int | None]:
     if window is not None:
         if not isinstance(window, (tuple, list)) or len(window) != 2:
             raise value_error(
-                f"window is {quote(window)}: write (left, right), each a number or None; "
-                "for a sliding window of the last W keys, write (W - 1, 0)"
+                f"window is {quote(window)}; pass (left, right), each a number or None; "
+                "for a sliding window of the last W keys, pass (W - 1, 0)"
             )
         left, right = (_side(side) for side in window)
     if is_causal:
@@ -107,19 +107,19 @@ def check_window(window: Any, is_causal: bool) -> tuple[int | None, int | None]:
 def check_flag(name: str, value: Any) -> None:
     """Raise an error unless `value` is True or False."""
     if not isinstance(value, bool | np.bool_):
-        raise type_error(f"{name} is {quote(value)}: write True or False")
+        raise type_error(f"{name} is {quote(value)}; pass True or False")
 
 
 def _side(side: Any) -> int | None:
     if side is None:
         return None
     if isinstance(side, (bool, np.bool_)):
-        raise type_error(f"a side of `window` is {side}: write a number of keys or None")
+        raise type_error(f"a side of `window` is {side}; pass a number of keys or None")
     try:
         keys = operator.index(side)
     except TypeError:
         raise type_error(
-            f"a side of `window` is {type(side).__name__}: write a whole number or None"
+            f"a side of `window` is {type(side).__name__}; pass a whole number or None"
         ) from None
     if keys < 0:
         raise value_error(f"a side of `window` is {quote(keys)}: it must be 0 or more, or None")
@@ -134,13 +134,13 @@ def check_offset(
         if needed and length != keys:
             raise value_error(
                 f"query has {length} rows and key has {keys}, so causal, window and ALiBi "
-                'need q_offset: "start" if query 0 is at key 0, "end" if the last query is at the '
-                "last key (a KV cache), or the position of query 0 as a number"
+                'need q_offset; pass "start" if query 0 is at key 0, "end" if the last query is at '
+                "the last key (a KV cache), or the position of query 0 as a number"
             )
         return 0
     if isinstance(q_offset, str):
         if q_offset not in ("start", "end"):
-            raise value_error(f'q_offset is {quote(q_offset)}: write "start", "end" or a number')
+            raise value_error(f'q_offset is {quote(q_offset)}; pass "start", "end" or a number')
         return 0 if q_offset == "start" else keys - length
     if type(q_offset) is int:
         return max(-FAR, min(FAR, q_offset))
@@ -155,7 +155,7 @@ def check_lengths(name: str, lengths: Any, most: int, lead: Shape) -> Array:
     if wrong.any():
         array = "query" if name.startswith("query") else "key"
         raise value_error(
-            f"{name} has {checked[wrong].flat[0]}, but {array} has {most} rows: "
+            f"{name} contains {checked[wrong].flat[0]}, but {array} has {most} rows: "
             f"each length must lie between 0 and {most}"
         )
     return checked
@@ -165,16 +165,16 @@ def check_per_row(name: str, value: Any, lead: Shape) -> Array:
     """Return an argument with one integer per row as an array `(*lead,)`."""
     array = as_array(value, name=name)
     if array.dtype.kind not in "iu":
-        raise type_error(f"{name} is {array.dtype}: write whole numbers")
+        raise type_error(f"{name} is {array.dtype}; pass whole numbers")
     if array.size and array.max() > 2**62:
         raise value_error(
-            f"{name} has {array.max()}, larger than any length: give a smaller number"
+            f"{name} contains {array.max()}, which is too large; pass a smaller number"
         )
     try:
         return np.broadcast_to(array.astype(np.int64), lead).copy()
     except ValueError:
         rows = f"the leading dimensions are {lead}" if lead else "2-D input takes one number"
         raise value_error(
-            f"{name} has shape {array.shape} and {rows}: "
-            "give a number for all rows or one for each row"
+            f"{name} has shape {array.shape}, but {rows}; "
+            "pass one number" + f", or numbers that broadcast to {lead}" * bool(lead)
         ) from None

@@ -68,8 +68,8 @@ def plan_of(query: Shape, key: Shape, value: Shape, *types: DType) -> Plan:
     """Return the plan for arrays of these shapes and dtypes.
 
     The plan depends only on shapes and dtypes, not on numbers such as the scale or the window.
-    Checking a number is faster than looking up the number in the cache. The cache would also treat
-    True, 1 and 1.0 as the same argument.
+    Checking a number is faster than looking it up in the cache. The cache would also treat True, 1
+    and 1.0 as the same argument.
     """
     dtype = check_types(dict(zip(("query", "key", "value"), types, strict=True)))
     shapes = {"query": query, "key": key, "value": value}
@@ -109,10 +109,10 @@ def check_types(types: Mapping[str, DType]) -> DType:
     named = ", ".join(f"{name} {native(kind)}" for name, kind in types.items())
     if not all(map(is_float, kinds)):
         raise type_error(
-            f"{named}: all must be float16, bfloat16, float32 or float64: "
+            f"{named}: all must be float16, bfloat16, float32 or float64; "
             "convert the arrays, for example with .astype(np.float32)"
         )
-    raise type_error(f"{named}: all must have the same type: convert with .astype(...)")
+    raise type_error(f"{named}: all must have the same type; convert them with .astype(...)")
 
 
 def _check_heads(heads: int, kv_heads: int, value_heads: int) -> None:
@@ -135,11 +135,11 @@ def _check_axes(shapes: Mapping[str, Shape]) -> bool:
     named = "" if min(axes) == max(axes) > 1 else ", ".join(f"{n} {s}" for n, s in shapes.items())
     if min(axes) < 2:
         raise value_error(
-            f"{named}: each must be (..., heads, length, size), or all (length, size)"
+            f"{named}: each must be (..., heads, length, size), or all must be (length, size)"
         )
     if min(axes) == 2 and max(axes) > 2:
         raise value_error(
-            f"{named}: either all arrays are 2-D or none is: "
+            f"{named}: all arrays must be 2-D, or none of them; "
             "add a head axis to the 2-D arrays with x[None]"
         )
     (*_, keys, size), query_size = shapes["key"], shapes["query"][-1]
@@ -175,14 +175,15 @@ def check_cells(name: str, shape: Shape, dtype: DType, cells: Shape) -> None:
     if dtype.kind == "b":
         if name != "attn_mask":
             raise type_error(
-                f"{name} is bool and is added to the scores: give a bool mask as attn_mask"
+                f"{name} is bool, but must be float, because it is added to the scores; "
+                "pass a bool mask as attn_mask"
             )
     elif not is_float(dtype):
         way = (
-            "write bool (True = may attend), or float (added to the scores, -inf masks); "
-            "for 0 and 1 write attn_mask.astype(bool)"
+            "pass bool (True = may attend), or float (added to the scores, -inf masks); "
+            "for 0 and 1, pass attn_mask.astype(bool)"
             if name == "attn_mask"
-            else "it is added to the scores: give floats"
+            else "it is added to the scores; pass floats"
         )
         raise type_error(f"{name} is {dtype}: {way}")
     try:
@@ -198,11 +199,13 @@ def check_cells(name: str, shape: Shape, dtype: DType, cells: Shape) -> None:
 def check_per_head(name: str, shape: Shape, dtype: DType, heads: int) -> None:
     """Raise an error unless the shape is `(heads,)`; for sinks, `(heads, n)` is also allowed."""
     if not is_float(dtype):
-        raise type_error(f"{name} is {dtype}: give floats")
+        raise type_error(f"{name} is {dtype}; pass floats")
     most = 2 if name == "sinks" else 1
     if not 1 <= len(shape) <= most or shape[0] != heads:
         expected = f"({heads},) or ({heads}, n)" if name == "sinks" else f"({heads},)"
-        raise value_error(f"{name} has shape {shape} and query has {heads} heads: write {expected}")
+        raise value_error(
+            f"{name} has shape {shape} and query has {heads} heads; pass shape {expected}"
+        )
 
 
 class Call(NamedTuple):
@@ -236,11 +239,12 @@ class Call(NamedTuple):
     def in_rows(self, rows: Sequence[Array], starts: Array) -> "Packed":
         """Turn this call for a batch `(B, ...)` into a call for packed rows.
 
-        The call has no mask and no bias.
+        The call must have neither a mask nor a bias.
 
         Args:
             rows: query, key and value, `(heads, total, size)`, which are not checked.
-            starts: `(B + 1,)`, int64: the index of each text's first row, then the number of rows.
+            starts: `(B + 1,)`, int64: the index of each text's first row, then the total number of
+                rows.
         """
         whole = self.of(*rows)._replace(offset=0, query_lengths=None, key_lengths=None)
         return Packed(whole, starts, starts, np.full(len(starts) - 1, self.offset, np.int64))
@@ -316,11 +320,11 @@ def check_options(options: Options, without: Container[str] = (), why: str = "")
     """Raise an error for an unknown option, or for an option that the call does not accept.
 
     `without` contains the options that the call does not accept. The error message for such an
-    option ends with the text of `why`.
+    option ends with `why`.
     """
     for name in options:
         if name in without:
-            raise type_error(f"{name} is not an option here{why}")
+            raise type_error(f"{name} is not an option of this call{why}")
         if name not in OPTIONS:
             near = nearest(name, OPTIONS, 1, 0.61)
             meant = f"did you mean {near[0]}?" if near else f"choose from {', '.join(OPTIONS)}"
@@ -338,7 +342,7 @@ def check_softcap(softcap: Any) -> float | None:
 
 
 def check_scale(scale: Any, size: int) -> float:
-    """Return `scale` as a number, `1 / sqrt(size)` if it is None."""
+    """Return `scale` as a number; if `scale` is None, return `1 / sqrt(size)`."""
     if scale is None:
         return 1 / math.sqrt(size)
     number = real_number(scale, name="scale")
@@ -398,7 +402,7 @@ def _warn_of_zeros_and_ones(mask: Array) -> None:
     if ((mask == 0) | (mask == 1)).all() and (mask == 1).any():
         warnings.warn(
             f"attn_mask is {mask.dtype} and holds only 0 and 1, which are added to "
-            "the scores: if 1 means 'may attend', write attn_mask.astype(bool)",
+            "the scores: if 1 means 'may attend', pass attn_mask.astype(bool)",
             UserWarning,
             stacklevel=_levels_up(),
         )

@@ -1,4 +1,4 @@
-"""The function `attention`, its traced and summarized variants, and the choice of a backend."""
+"""The function `attention`, its traced and summarised variants, and the choice of a backend."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -65,7 +65,7 @@ def solve(
 ) -> list[Solution]:
     """Compute checked calls with the kernel if possible, otherwise with NumPy.
 
-    The kernel computes one call after the other. NumPy computes the tiles of all calls in parallel.
+    The kernel computes one call after another. NumPy computes the tiles of all calls in parallel.
     If `exact` is true, the output is never rounded to half precision: its dtype is `plan.kind`.
     """
     outs = (np.empty(call.plan.out, call.plan.kind) if exact else None for call in calls)
@@ -120,7 +120,7 @@ def attention(
     return_lse: bool = False,
     out: Array | None = None,
 ) -> Any:
-    """Compute scaled dot-product attention: for each query the weighted mean of the values.
+    """Compute scaled dot-product attention: for each query, the weighted mean of the values.
 
     The steps are `scores = query @ key.T * scale`, softcap, bias and ALiBi, mask, softmax (with
     the sinks in its denominator) and `weights @ value`. Source: Vaswani et al. 2017, equation 1.
@@ -131,14 +131,14 @@ def attention(
         key: `(..., Hkv, S, d)`. Query head h uses key head `h // (Hq // Hkv)`, so `Hq` must be a
             multiple of `Hkv`.
         value: `(..., Hkv, S, dv)`.
-        attn_mask: broadcasts to `(..., Hq, L, S)`. A bool mask is False where a key is masked. A
-            float mask is added to the scores, and is -inf where a key is masked.
+        attn_mask: a mask that broadcasts to `(..., Hq, L, S)`. A bool mask is False where a key is
+            masked. A float mask is added to the scores, and is -inf where a key is masked.
         is_causal: if True, query i sees only keys j with `j <= i + q_offset`.
         q_offset: the position of query 0 among the keys, as an integer or as one integer per row of
             the batch. `"start"` means 0. `"end"` means S - L, as with a KV cache. If L and S
             differ, `is_causal`, `window` and `alibi_slopes` require `q_offset`.
-        window: `(left, right)`: the numbers of keys that a query sees before and after its own
-            position; None means no limit.
+        window: `(left, right)`, how many keys a query sees before and after its own position; None
+            means no limit.
         bias: floats that broadcast to `(..., Hq, L, S)` and are added to the scores before masking;
             -inf masks a key.
         alibi_slopes: `(Hq,)`; `-slope * abs(i + q_offset - j)` is added to the score of query i and
@@ -157,8 +157,8 @@ def attention(
         `out (..., Hq, L, dv)`, or a tuple `(out, weights)`, `(out, lse)` or `(out, weights, lse)`.
         `out` has the dtype of the inputs. Weights and lse are float64 if the inputs are float64,
         otherwise float32.
-        If a query sees no key, its output and weights are 0, and its lse is -inf.
-        With sinks, the lse of such a query is the log-sum-exp of the sinks.
+        If a query sees no key, its output and weights are 0, and its lse is -inf, or the
+        log-sum-exp of the sinks if there are sinks.
 
     Raises:
         ValueError: the shapes, lengths or numbers of heads are incompatible.
@@ -311,15 +311,15 @@ def summarize_attention(
         query: `(..., Hq, L, d)`.
         key: `(..., Hkv, S, d)`.
         value: `(..., Hkv, S, dv)`.
-        attn_mask: as for `qkv.attention`.
+        attn_mask: as in `qkv.attention`.
         top_k: the number of weights to keep for each query.
         **options: the other options of `qkv.attention`.
 
     Returns:
         `.out` and `.lse`, as `qkv.attention` returns them.
         `.top_indices` and `.top_weights` `(..., Hq, L, top_k)`, with the largest weights first.
-        Equal weights are in the order of their keys.
-        If fewer than `top_k` keys are visible, the remaining indices are -1 and the weights are 0.
+        Keys with equal weights keep their order.
+        If fewer than `top_k` keys are visible, the other indices are -1, and their weights are 0.
         `.received (..., Hq, S)`, the sum of each key's weights over all queries.
 
     >>> words = np.array([[1.0, 0.0], [0.0, 1.0], [2.0, 1.0]])
@@ -337,7 +337,7 @@ def summarize_attention(
 
 
 def summarize_call(call: Call, top_k: int) -> AttentionSummary:
-    """Summarize a checked call."""
+    """Summarise a checked call."""
     plan, chosen = call.plan, variant()
     indices = np.full((*plan.rows, top_k), -1, np.int64)
     weights = np.zeros((*plan.rows, top_k), plan.kind)

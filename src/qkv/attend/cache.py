@@ -16,14 +16,14 @@ class KVCache:
     """The keys and values of one layer; each decoding step appends new keys and values.
 
     `append` returns arguments of `qkv.attention` for the queries of the new tokens; the caller adds
-    `is_causal`. With a window, the cache drops keys that no later query can see, so that the memory
+    `is_causal`. With a window, the cache drops keys that no later query can see, so that memory
     stays bounded. The rows of a batch may have different lengths.
 
     Args:
-        window: `(left, right)`, as for `qkv.attention`; None to keep all keys.
+        window: `(left, right)`, as in `qkv.attention`; None to keep all keys.
         dtype: the dtype in which keys and values are stored; by default, the dtype of the first
-            keys. float16 and bfloat16 take half the memory of float32. `qkv.attention` takes
-            queries of the dtype of the keys, so convert the queries to this dtype.
+            keys. float16 and bfloat16 take half the memory of float32. `qkv.attention` requires
+            queries with the keys' dtype, so convert the queries to this dtype.
 
     >>> rng = np.random.default_rng(0)
     >>> q, k, v = rng.standard_normal((3, 1, 2, 5, 4))  # one text, two heads, five tokens
@@ -53,7 +53,7 @@ class KVCache:
 
     @property
     def lengths(self) -> Array:
-        """The number of tokens that each row has seen `(*lead,)`; dropped tokens count too."""
+        """The number of tokens appended to each row `(*lead,)`; dropped tokens count too."""
         return np.full(self._lead, self._seen) if isinstance(self._seen, int) else self._seen
 
     @public_call("KVCache.append")
@@ -141,23 +141,23 @@ class KVCache:
         if key.ndim < 2 or key.shape[:-1] != value.shape[:-1]:
             raise value_error(
                 f"key is {key.shape} and value {value.shape}: "
-                "both must be (..., Hkv, n, size), and only their sizes may differ"
+                "both must be (..., Hkv, n, size), and they may differ only in the last axis, size"
             )
         for name, old, new in zip(("key", "value"), self._arrays, (key, value), strict=False):
             same = old.shape[:-2] == new.shape[:-2] and old.shape[-1] == new.shape[-1]
             if not same or old.dtype != (self._dtype or new.dtype):
                 raise value_error(
-                    f"{name} is {new.shape} {new.dtype} and the cache holds "
-                    f"{old.shape[:-2]} x {old.shape[-1]} {old.dtype}: "
-                    "only the number of tokens may change"
+                    f"{name} is {new.shape} {new.dtype}, but the cache holds "
+                    f"leading dimensions {old.shape[:-2]}, size {old.shape[-1]} and {old.dtype}: "
+                    "only the number of tokens may differ"
                 )
 
 
 def shorten(cache: KVCache, seen: int, length: int) -> bool:
     """Keep the first `length` of the `seen` tokens of each row; return False if this is impossible.
 
-    It is impossible if the cache has seen another number of tokens, or if the cache has dropped
-    keys that a query after the first `length` tokens can see.
+    This is impossible if the cache has seen more or fewer than `seen` tokens, or has dropped keys
+    that a query after the first `length` tokens can see.
     """
     if not isinstance(cache._size, int) or cache._seen != seen or not 0 <= length <= seen:
         return False

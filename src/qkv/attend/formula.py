@@ -1,4 +1,4 @@
-"""The attention formula in plain NumPy, with which the tests compare the faster code."""
+"""The attention formula in plain NumPy, against which the tests check the faster code."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ class Steps(NamedTuple):
     lse: Array
 
 
-@np.errstate(all="ignore")  # do not warn of NaN and infinity, which are valid here
+@np.errstate(all="ignore")  # do not warn about NaN and infinity, which are valid here
 def formula(
     query: Array,
     key: Array,

@@ -23,10 +23,10 @@ from qkv.trace.activations import PATTERN, SCORES
 Keep = Callable[[str, Array], Array]  # a `Recorder`, or `unkept`
 _Calls = TypeVar("_Calls", Call, Packed)
 _NOT_PACKED = {*arguments.OPTIONS} - {*arguments.PACKED} | {"return_lse"}
-# The kernel computes heads whose log-sum-exps are at most EXACT. In float32, the rounding of a
-# log-sum-exp changes the weights `exp(score - lse)` less than the rounding of such scores.
+# The kernel computes heads whose log-sum-exps are at most EXACT. Up to this limit, rounding a
+# log-sum-exp to float32 changes the weights `exp(score - lse)` less than rounding the scores does.
 EXACT = 1e3
-# For smaller log-sum-exps, NumPy need not divide the weights `exp(score - lse)` by their sum.
+# Below this log-sum-exp, NumPy need not divide the weights `exp(score - lse)` by their sum.
 SMALL = 64.0
 
 
@@ -64,11 +64,11 @@ def attention_grad(
     log-sum-exp, so that memory grows linearly with the length.
 
     Args:
-        query: `(..., Hq, L, d)`, as for `qkv.attention`.
+        query: `(..., Hq, L, d)`, as in `qkv.attention`.
         key: `(..., Hkv, S, d)`.
         value: `(..., Hkv, S, dv)`.
         grad_out: `(..., Hq, L, dv)`, the gradient for the output.
-        attn_mask: as for `qkv.attention`; it has no gradient.
+        attn_mask: as in `qkv.attention`; it has no gradient.
         forward: `(out, lse)`, the result of `qkv.attention(..., return_lse=True)`. If None, or if
             `out` is in half precision, the forward pass is computed again.
         options: the options of `qkv.attention`, except `return_weights`, `return_lse` and `out`.
@@ -77,7 +77,7 @@ def attention_grad(
         The gradients `.query`, `.key` and `.value` have the shapes and the dtype of the inputs.
         `.bias`, `.sinks` and `.alibi_slopes` have the shapes of the inputs and the dtype of the
         weights. Masked keys have gradient 0, and masked values never affect the gradients. The
-        result is bit for bit the same with any number of threads.
+        result is bit-identical for any number of threads.
 
     Raises:
         ValueError: the shapes are incompatible.
@@ -100,10 +100,10 @@ def attention_grad(
 
 
 def _without_hidden(call: _Calls, grad_out: Array) -> tuple[_Calls, Array]:
-    """Replace NaN, infinite and huge numbers by 0 at keys and queries that are masked everywhere.
+    """Replace NaN, infinite and huge numbers with 0 in keys and queries that are masked everywhere.
 
-    Masked numbers are multiplied by 0, but 0 * NaN is NaN. The kernel would reject the head, and
-    NumPy would compute other last bits than the kernel.
+    Masked numbers are multiplied by 0, but 0 * NaN is NaN. Without this step, the kernel would
+    reject the head, and the last bits of NumPy's results would differ from the kernel's.
     """
     whole = call.call if isinstance(call, Packed) else call
     query, key, value = call.rows if isinstance(call, Packed) else whole[1:4]
@@ -154,14 +154,14 @@ def _is_huge(array: Array) -> Array:
 def gradient_by_weights(
     call: Call, grad_out: Array, weights: tuple[Array, Array] | None, record: Keep
 ) -> tuple[Array, Array, Array, Array]:
-    """Compute the gradients via the gradients for weights and scores.
+    """Compute the gradients for query, key, value and the bias `(*lead, Hq, L, S)`.
 
-    The result holds the gradients for query, key, value and the bias `(*lead, Hq, L, S)`.
+    The gradients for the weights and for the scores are computed first.
 
     Args:
         call: the checked call.
         grad_out: `(*lead, Hq, L, dv)`.
-        weights: two arrays `(*lead, Hq, L, S)`: the softmax of the scores, and the edited weights.
+        weights: two arrays `(*lead, Hq, L, S)`, the softmax of the scores and the edited weights.
             None if neither the scores nor the weights were edited.
         record: a function that takes a name ("hook_pattern" for the weights, "hook_attn_scores"
             for the scores) and a gradient. The computation continues with the returned gradient.
@@ -199,12 +199,12 @@ def varlen_attention_grad(
     """Compute the gradients of `sum(grad_out * varlen_attention(query, key, value, ...))`.
 
     Args:
-        query: `(total queries, Hq, d)`, as for `qkv.varlen_attention`.
+        query: `(total queries, Hq, d)`, as in `qkv.varlen_attention`.
         key: `(total keys, Hkv, d)`.
         value: `(total keys, Hkv, dv)`.
         grad_out: `(total queries, Hq, dv)`, the gradient for the output.
-        cu_query_lengths: `(B + 1,)`, as for `qkv.varlen_attention`.
-        cu_key_lengths: `(B + 1,)`, as for `qkv.varlen_attention`.
+        cu_query_lengths: `(B + 1,)`, as in `qkv.varlen_attention`.
+        cu_key_lengths: `(B + 1,)`, as in `qkv.varlen_attention`.
         forward: `(out, lse)`, the result of `qkv.varlen_attention(..., return_lse=True)`. If None,
             or if `out` is in half precision, the forward pass is computed again.
         options: `is_causal`, `q_offset`, `window`, `softcap`, `alibi_slopes`, `sinks` and `scale`
@@ -244,7 +244,7 @@ def _outputs(call: Call | Packed, grad_out: Array, forward: Any) -> Outputs:
     if forward is not None:
         if not isinstance(forward, (tuple, list)) or len(forward) != 2:
             raise type_error(
-                f"`forward` is {quote(forward)}: give (out, lse), "
+                f"`forward` is {quote(forward)}; pass (out, lse), "
                 "the result of attention with return_lse=True"
             )
         out = _check_array(forward[0], "forward[0]", shape, plan.dtype)
@@ -437,7 +437,7 @@ def _tile(call: Grouped, tile: Tile, outputs: Outputs, gradients: Gradients) -> 
 def _total(call: Grouped, tile: Tile, base: Array) -> Array | float:
     """Return each row's sum of `exp(score - lse)`, which would be 1 if `lse` were exact.
 
-    For example, if n keys have the score -3e38, rounding makes `lse` equal to -3e38 instead of
+    For example, if n keys have a score of -3e38, rounding makes `lse` equal to -3e38 instead of
     -3e38 + log(n). In this example, the sum is n instead of 1.
     """
     if np.abs(base).max(initial=0) < SMALL:
@@ -481,11 +481,11 @@ def _check_array(value: Any, name: str, shape: Shape, dtype: DType) -> Array:
     array = as_array(value, name=name)
     if array.shape != shape:
         raise value_error(
-            f"{name} has shape {array.shape} and the result of attention {shape}: "
+            f"{name} has shape {array.shape} and the result of attention has {shape}: "
             "both shapes must be the same"
         )
     if not is_float(array.dtype):
-        raise type_error(f"{name} is {array.dtype}: write {dtype}")
+        raise type_error(f"{name} is {array.dtype}; pass {dtype}")
     return array if _native.is_contiguous(array) else np.ascontiguousarray(array)
 
 

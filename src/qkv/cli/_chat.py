@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PARTNER = "smollm2"  # the default model
 MOST_NEW = 512  # the maximum number of tokens of an answer
-WHOLE = 512  # of a longer conversation, `/look` keeps only the largest weights of each token
+WHOLE = 512  # if a conversation has more tokens, `/look` keeps only each token's largest weights
 
 Messages = list[dict[str, str]]
 
@@ -30,8 +30,8 @@ Messages = list[dict[str, str]]
 @click.option(
     "--model",
     metavar="NAME",
-    help=f"A folder, a GGUF file, a short name ({PARTNER}) or a Hub id of a model that was trained "
-    f"on conversations. Default: QKV_MODEL, else {PARTNER}.",
+    help="A model that was trained on conversations: a folder, a GGUF file, a short name "
+    f"({PARTNER}) or a Hub id. Default: QKV_MODEL, else {PARTNER}.",
 )
 @click.option("--system", metavar="TEXT", help="Begin with this system message.")
 @dtype_option
@@ -46,8 +46,8 @@ def chat(
 ) -> None:
     """Talk with a model.
 
-    Each line is a message; the answer appears word by word. Ctrl-C stops an answer, Ctrl-D ends
-    the conversation. Lines from a pipe are messages too.
+    Each line is a message; the answer appears word by word. Ctrl-C stops an answer, and Ctrl-D
+    ends the conversation. Lines from a pipe are messages too.
 
     \b
     /look        show what the words of the last answer attended to
@@ -72,7 +72,7 @@ def chat(
     conversation = _Conversation(used, system)
     on_terminal = sys.stdin is not None and sys.stdin.isatty()
     if on_terminal:
-        tell(f"{visible(used.name)}: /help lists the commands, Ctrl-D ends the conversation.")
+        tell(f"{visible(used.name)}: /help lists the commands, and Ctrl-D ends the conversation.")
     for line in _read_typed() if on_terminal else sys.stdin or ():
         try:
             conversation.take(line.rstrip("\r\n"))
@@ -141,8 +141,9 @@ class _Conversation:
         free = min(MOST_NEW, limit - len(prompt))
         if free < 1:
             raise ValueError(
-                f"the conversation has {len(prompt)} tokens, and {visible(self.model.name)} takes "
-                f"at most {limit} tokens with the answer: write a shorter message, or begin a new "
+                f"the conversation has {len(prompt)} tokens, but {visible(self.model.name)} "
+                f"takes at most {limit} tokens including the answer: write a shorter message, "
+                "or begin a new "
                 "conversation with /new"
             )
         pieces = answer_prompt(
@@ -182,7 +183,9 @@ class _Conversation:
         spans = enumerate(tokens.offsets)
         rows = [at for at, (a, b) in spans if a < begin + len(answer) and b > begin >= 0]
         if not rows:
-            raise ValueError("the chat template leaves out the last answer")
+            raise ValueError(
+                "the chat template leaves out the last answer, so no weights can be shown"
+            )
         options: dict[str, Any] = {"names": ["pattern"]}
         if len(tokens) > WHOLE:
             options = {"names": [], "top_k": 8}
@@ -210,4 +213,4 @@ class _Conversation:
 
     def help(self, _: str) -> None:
         """List the commands."""
-        tell(f"{self.names()}; Ctrl-C stops an answer, Ctrl-D ends the conversation.")
+        tell(f"{self.names()}; Ctrl-C stops an answer, and Ctrl-D ends the conversation.")

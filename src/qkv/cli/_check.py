@@ -1,14 +1,17 @@
 """`qkv check`, which marks solutions to the tasks of the course."""
 
+import functools
+import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import click
 
 from qkv._visible import visible
-from qkv.cli._options import json_option, writable
+from qkv.cli._options import json_option, writable, writable_folder
 from qkv.cli._output import print_json, tell
 from qkv.cli._program import FAILED
 from qkv.files import ordinary
@@ -31,19 +34,19 @@ if TYPE_CHECKING:
     "lessons",
     type=click.IntRange(1),
     multiple=True,
-    help="Mark the tasks of this lesson, whatever a file says; may be repeated. Of a student's"
-    " files, those of other lessons do not count.",
+    help="Mark the tasks of this lesson, even if a file lists different tasks; may be repeated."
+    " A student's files for other lessons do not count.",
 )
 @click.option(
     "--released",
     metavar="NOTEBOOK",
-    help="Mark the tasks of this notebook, which you handed out, whatever a file says.",
+    help="The notebook that you handed out: mark its tasks, even if a file lists different tasks.",
 )
 @click.option(
     "--points",
     metavar="FILE",
-    help="A CSV file with the columns `task` and `points` (and `lesson`, if a task is in several):"
-    " the points of a right answer. Default: 10.",
+    help="A CSV file with the points for a correct solution to each task, in the columns `task` "
+    "and `points` (and `lesson`, if several lessons contain a task). Default: 10 points per task.",
 )
 @click.option(
     "--list",
@@ -52,24 +55,26 @@ if TYPE_CHECKING:
     help="Print each task, with the function or values that it expects.",
 )
 @click.option(
+    "--hints",
     "--hint",
-    "grade",
-    type=click.IntRange(1, 3),
+    "hints",
+    type=click.IntRange(0, 3),
     default=1,
-    help="How much a hint says. 1: what to try. 2: also where to look. 3: also the correct line. "
-    "Default: 1.",
+    help="The number of hints in each verdict. 0: none. 1: what to try. 2: also where to look. "
+    "3: also the correct line. Default: 1.",
 )
 @click.option(
     "--seed",
     type=click.IntRange(0),
     default=0,
-    help="The seed of the random inputs. The default, 0, makes the shortest inputs.",
+    help="The random seed of the test inputs. With seed 0, the default, many inputs are short and "
+    "written by hand.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(0, min_open=True),
-    help="The time limit for reading the file and for each task; a cell of a notebook may take six"
-    " times as long. Default: each task's own limit, usually 10.",
+    help="The time limit in seconds for reading a file and for each task; a notebook cell may take"
+    " six times as long. Default: each task's own limit, usually 10 seconds.",
 )
 @click.option(
     "--junit",
@@ -80,11 +85,24 @@ if TYPE_CHECKING:
 @click.option(
     "--roster",
     metavar="FILE",
-    help="A CSV file of all students, with the columns `id` and `name`; the table gets a row for "
-    "each student.",
+    help="A CSV file of all students, with the columns `id` and `name`; the class table gets a row "
+    "for each student.",
 )
 @click.option(
-    "--csv", metavar="FILE", callback=writable(".csv"), help="Write the table of the class as CSV."
+    "--take",
+    type=click.Choice(["best", "latest"]),
+    default="best",
+    help="Which file counts for a task if a student hands in several files. Default: best.",
+)
+@click.option(
+    "--manual",
+    metavar="FILE",
+    help="A CSV file of your own grades, with the columns `id`, `task`, `points` and `comment`. The"
+    " column `task` contains a task's name, the number of a question in the question bank (such as"
+    " 3.2), or `sentences` for the sentences of the capstone.",
+)
+@click.option(
+    "--csv", metavar="FILE", callback=writable(".csv"), help="Write the class table as CSV."
 )
 @click.option(
     "--gradescope",
@@ -93,17 +111,24 @@ if TYPE_CHECKING:
     help="Write the verdicts on one submission as Gradescope's results.json.",
 )
 @click.option(
-    "--html", metavar="FILE", callback=writable(".html"), help="Write the table as a page."
+    "--html", metavar="FILE", callback=writable(".html"), help="Write the class table as a page."
+)
+@click.option(
+    "--feedback",
+    metavar="DIR",
+    callback=writable_folder,
+    help="Write a feedback page for each student to this folder, and a copy of each student's "
+    "notebook with a feedback cell under each task.",
 )
 @json_option
-def check(files: tuple[str, ...], grade: int, as_json: bool, **options: Any) -> None:
-    """Mark FILEs (.py, .ipynb) for the tasks of the course: print points, mistakes and a hint.
+def check(files: tuple[str, ...], hints: int, as_json: bool, **options: Any) -> None:
+    """Mark solutions to the course's tasks in FILEs (.py, .ipynb): print points, mistakes, hints.
 
-    A lesson's notebook is marked only for the tasks that it lists. With --lesson or --released, you
-    choose the tasks, and all tables have their columns. For a folder, the command marks
-    every file in the folder, prints a table of the class, and lists the most common mistakes. If
-    each student has a subfolder, the table has a row for each student. If a file cannot be marked,
-    its verdict gives the reason, and the other files are still marked.
+    A lesson's notebook is marked only for the tasks that it lists. To choose the tasks yourself,
+    pass --lesson or --released; the class table then has a column for each chosen task. For a
+    folder, the command marks every file in the folder, prints the class table, and lists the most
+    common mistakes. If each student has a subfolder, the table has a row for each student. If a
+    file cannot be marked, its verdict gives the reason, and the other files are still marked.
 
     With a roster, the command assigns a file to the student whose id is in the name of the file or
     its folder. If no id matches, the command looks for the student's name. Students without files
@@ -116,9 +141,10 @@ def check(files: tuple[str, ...], grade: int, as_json: bool, **options: Any) -> 
     \b
         qkv check --list
         qkv check mine.py
-        qkv check mine.py --task softmax --hint 2
+        qkv check mine.py --task softmax --hints 2
         qkv check 3-one-function-student.ipynb
         qkv check submissions --lesson 3 --roster roster.csv --csv grades.csv --html grades.html
+        qkv check submissions --lesson 3 --roster roster.csv --feedback feedback --hints 2
     """  # noqa: D301 (\b tells click not to wrap the next lines)
     import qkv_marking as marking
 
@@ -127,7 +153,7 @@ def check(files: tuple[str, ...], grade: int, as_json: bool, **options: Any) -> 
         return
     context = click.get_current_context()
     if not files:
-        raise click.UsageError("give the files to mark, or --list", context)
+        raise click.UsageError("pass the files to mark, or --list", context)
     chosen = {name: options[name] for name in ("tasks", "lessons", "released", "points")}
     plan = marking.plan_tasks(**chosen)
     folders = [file for file in files if Path(file).is_dir()]
@@ -142,22 +168,24 @@ def check(files: tuple[str, ...], grade: int, as_json: bool, **options: Any) -> 
     else:
         students = marking.by_roster(listed, paths, folders)
     students = students.select(plan.select)
+    if options["manual"] is not None:
+        students, plan = marking.add_grades(options["manual"], students, plan)
     paths = [file for student in students.rows for file in student.files]
     if options["gradescope"] and len(students.rows) > 1 and students.columns != ("file",):
         raise ValueError(
             "--gradescope writes the results of one submission, but these files are from"
-            f" {len(students.rows)} students: name the files of one student, or use --csv"
+            f" {len(students.rows)} students: pass the files of one student, or use --csv"
         )
     marked = _mark_files(paths, plan, seed=options["seed"], seconds=options["seconds"])
-    table = marking.ClassTable(marked, students, plan)
-    unwritten = [*_unwritten(table, options)]
+    table = marking.ClassTable(marked, students, plan, options["take"])
+    unwritten = [*_unwritten(table, hints, options)]
     results = [(file, result) for file, results in table.marked for result in results]
     if as_json:
-        print_json([_row(file, result, plan) for file, result in results])
+        print_json([_row(file, result, plan, hints) for file, result in results])
     elif folders or roster is not None:
         _print_table(table)
     else:
-        tell("\n\n".join(_text(file, result, grade, plan) for file, result in results))
+        tell("\n\n".join(_text(file, result, hints, plan) for file, result in results))
         if len(results) > 1:
             click.echo(f"\n{_sum(results, plan)}")
     if unwritten:  # print all verdicts before raising this error
@@ -203,22 +231,39 @@ def _mark_files(
     return marked
 
 
-def _unwritten(table: "ClassTable", paths: Mapping[str, Any]) -> Iterator[str]:
+def _unwritten(table: "ClassTable", hints: int, paths: Mapping[str, Any]) -> Iterator[str]:
     """Write each output file; yield a message for each file that cannot be written."""
     import qkv_marking as marking
 
+    pages: list[Path] = []
+
+    def write_html(to: str) -> None:
+        table.write_html(to, [*map(functools.partial(_link, to), pages)])
+
     writers: dict[str, Callable[[str], None]] = {
-        "junit": lambda to: marking.write_junit(to, table.marked),
-        "gradescope": lambda to: marking.write_gradescope(to, table.marked, table.plan),
+        "feedback": lambda to: pages.extend(marking.write_feedback(to, table, hints)),
+        "junit": lambda to: marking.write_junit(to, table.marked, hints),
+        "gradescope": lambda to: marking.write_gradescope(
+            to, table.marked, table.plan, hints, table.take
+        ),
         "csv": table.write_csv,
-        "html": table.write_html,
+        "html": write_html,
     }
     for name, write in writers.items():
         if (path := paths[name]) is not None:
             try:
                 write(path)
             except OSError as error:
-                yield f"{path} cannot be written: {error.strerror or error}"
+                yield f"{error.filename or path} cannot be written: {error.strerror or error}"
+
+
+def _link(page: str, target: Path) -> str:
+    """Return the address of a file as a link on a page."""
+    try:
+        relative = os.path.relpath(target.resolve(), Path(page).resolve().parent)
+    except ValueError:  # the files are on two drives
+        return target.resolve().as_uri()
+    return quote(Path(relative).as_posix())
 
 
 def _readable(file: str) -> None:
@@ -260,10 +305,13 @@ def _print_table(table: "ClassTable") -> None:
         points.add_column(name, overflow="fold")
     for name in table.headings:
         points.add_column(name, justify="right")
-    points.add_column("mistakes", overflow="fold")
-    for names, marks, total, mistakes in table.rows():
-        cells = ["" if n is None else f"{n:g}" for n in (*marks, total)]
-        points.add_row(*(Text(visible(name)) for name in names), *cells, visible(mistakes))
+    notes = table.notes
+    for name in (*notes, "mistakes"):
+        points.add_column(name, overflow="fold")
+    for row in table.rows:
+        cells = ["" if n is None else f"{n:g}" for n in (*row.points, row.total)]
+        cells += [visible(row.note)] * len(notes)
+        points.add_row(*(Text(visible(name)) for name in row.names), *cells, visible(row.mistakes))
     screen.print(points)
     if table.commonest:
         screen.print("\nMost common mistakes:")
@@ -273,11 +321,12 @@ def _print_table(table: "ClassTable") -> None:
         screen.print(f"      and {len(table.commonest) - _COMMON} more")
 
 
-def _row(file: str, result: "CheckResult", plan: "Plan") -> dict[str, Any]:
-    names = ("task", "passed", "mistakes", "fragile", "conventions", "hint", "helped_by")
+def _row(file: str, result: "CheckResult", plan: "Plan", hints: int) -> dict[str, Any]:
+    names = ("task", "passed", "mistakes", "fragile", "conventions", "hint", "helped_by", "reason")
     points, most = _weigh(file, result, plan)
     row = {name: getattr(result, name) for name in names}
-    return {"file": file, **row, "points": points, "max_points": most}
+    text = result.text(hints)
+    return {"file": file, **row, "points": points, "max_points": most, "text": text}
 
 
 def _weigh(file: str, result: "CheckResult", plan: "Plan") -> tuple[float, float]:
@@ -286,18 +335,18 @@ def _weigh(file: str, result: "CheckResult", plan: "Plan") -> tuple[float, float
     return (plan.column(result.task, file).weigh(result.points) if result.task else 0, most)
 
 
-def _text(file: str, result: "CheckResult", grade: int, plan: "Plan") -> str:
-    """Return a verdict as text for a terminal, with all hints up to the level `grade`."""
+def _text(file: str, result: "CheckResult", hints: int, plan: "Plan") -> str:
+    """Return a verdict as text for a terminal, with all hints up to the number `hints`."""
     about = visible(file) + (f", {result.task}" if result.task else "")
     points, most = _weigh(file, result, plan)
-    verdict = "passed" if result.passed else "not passed"
+    verdict = "graded" if result.by_teacher else "passed" if result.passed else "not passed"
     lines = [
         f"{about}: {verdict}, {points:g} of {most:g} points",
-        textwrap.indent(visible(result.text(grade), "\n"), "  "),
+        textwrap.indent(visible(result.text(hints), "\n"), "  "),
     ]
-    if (result.mistakes or result.fragile) and grade < len(result.hint):
-        more = "says where to look" if grade == 1 else "shows the correct line"
-        lines.append(f"  --hint {grade + 1} {more}.")
+    if (result.mistakes or result.fragile) and hints < len(result.hint):
+        more = ("says what to try", "says where to look", "shows the correct line")[hints]
+        lines.append(f"  --hints {hints + 1} {more}.")
     return "\n".join(lines)
 
 

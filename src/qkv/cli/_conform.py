@@ -29,7 +29,9 @@ def _pairs(context: click.Context, parameter: click.Parameter, texts: tuple[str,
     """Parse options of the form `theirs=ours` into a dict."""
     pairs = [pair for text in texts for pair in text.split(",")]
     if wrong := [pair for pair in pairs if pair.count("=") != 1]:
-        raise click.BadParameter(f"{wrong[0]}: write THEIRS=OURS, for example mask=attn_mask")
+        raise click.BadParameter(
+            f"{wrong[0]} is not a pair; write THEIRS=OURS, for example mask=attn_mask"
+        )
     return dict(pair.split("=") for pair in pairs) or None
 
 
@@ -40,15 +42,15 @@ def _pairs(context: click.Context, parameter: click.Parameter, texts: tuple[str,
     default="numpy",
     show_default=True,
     metavar="LIBRARY",
-    help="The library whose arrays the function takes: numpy, torch or jax.",
+    help="The array library that the function uses: numpy, torch or jax.",
 )
 @click.option(
     "--names",
     multiple=True,
     metavar="THEIRS=OURS",
     callback=_pairs,
-    help="The name of an argument in the function, for example mask=attn_mask; may be given"
-    " repeatedly.",
+    help="The function's name for an argument, then qkv's name, for example mask=attn_mask; may be"
+    " repeated.",
 )
 @click.option(
     "--dtypes",
@@ -56,27 +58,28 @@ def _pairs(context: click.Context, parameter: click.Parameter, texts: tuple[str,
     show_default=True,
     callback=_split,
     metavar="TYPE,...",
-    help="float16, bfloat16, float32 or float64.",
+    help="The types of the arrays, separated by commas: float16, bfloat16, float32, float64.",
 )
 @click.option(
     "--gradient",
     metavar="FUNCTION",
     help="The backward pass, called as gradient(query, key, value, grad_out, **arguments).",
 )
-@click.option("--features", callback=_split, metavar="NAME,...", help="Judge only these features.")
+@click.option("--features", callback=_split, metavar="NAME,...", help="Test only these features.")
 @click.option(
     "--aligned",
     default="end",
     show_default=True,
     metavar="start|end",
-    help="How a function without q_offset aligns queries with keys if their numbers differ: 'start'"
-    " aligns the first query with the first key, 'end' aligns the last query with the last key.",
+    help="How a function without q_offset aligns queries with keys if there are not as many "
+    "queries as keys: 'start' aligns the first query with the first key, 'end' aligns the last "
+    "query with the last key.",
 )
 @click.option("--device", default="", metavar="NAME", help="The device of torch or JAX arrays.")
 @click.option("--strict", is_flag=True, help="Count fragile features as wrong.")
 @click.option("--seed", type=click.IntRange(0), default=0, help="The seed of the random cases.")
 @click.option(
-    "--seconds", type=float, default=10.0, show_default=True, help="The time limit of one call."
+    "--seconds", type=float, default=10.0, show_default=True, help="The time limit of each call."
 )
 @click.option(
     "--html",
@@ -92,13 +95,14 @@ def _pairs(context: click.Context, parameter: click.Parameter, texts: tuple[str,
 )
 @json_option
 def conform(html: str | None, junit: str | None, as_json: bool, **options: Any) -> None:
-    """Compare an attention function with the formula, feature by feature.
+    """Compare an attention function with the attention formula, feature by feature.
 
     FUNCTION is package.module:function, file.py:function, model.onnx, or the attention of an
     installed library, for example torch.sdpa. The command calls FUNCTION in a separate process
-    as function(query, key, value, **arguments) with arrays (B, H, L, d). The exit code is 0 if no
-    feature is wrong, else 1. Fragile features are right except for inputs with NaN or infinity,
-    rows that see nothing, or bits that differ between two runs.
+    as function(query, key, value, **arguments) with arrays of shape (B, H, L, d). The exit code is
+    0 if no feature is wrong, else 1. A feature is fragile if it is right for ordinary inputs but
+    fails for inputs with NaN or infinity or for queries that see no key, or if two runs do not give
+    the same bits.
     """
     from qkv_marking.conformance.card import conform as judge
 

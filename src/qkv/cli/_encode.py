@@ -32,8 +32,8 @@ _OPTIONS = {
     "column is ": "--column is ",
     "keep is ": "--keep is ",
     "omit keep": "omit --keep",
-    "give another column": "give another --column",
-    "choose one of the columns": "give --column one of the columns",
+    "pass another column": "pass another --column",
+    "choose one of the columns": "pass --column with one of the columns",
 }
 _EMPTY = "{} is empty: write one text per line"
 _STREAMS = ("/dev/", "/proc/")  # the folders of standard input and of process substitutions
@@ -45,14 +45,14 @@ _STREAMS = ("/dev/", "/proc/")  # the folders of standard input and of process s
     "-o",
     "--output",
     metavar="FILE|DIRECTORY",
-    help="A file: .npy with a row per line, or .jsonl with each text and its vector. "
-    "With --cluster: a folder.",
+    help="Required, except with --dry-run. A .npy file with one row per text, or a .jsonl file "
+    "with each text and its vector. With --cluster: a folder.",
 )
 @click.option(
     "--cluster",
     metavar="ADDRESS",
-    help="Encode many files on the workers of a Dask cluster; local or local:N starts a "
-    "cluster (of N workers) on this machine.",
+    help="Encode many files on a Dask cluster's workers; local or local:N starts a cluster (of N "
+    "workers) on this machine.",
 )
 @click.option(
     "--column",
@@ -63,12 +63,13 @@ _STREAMS = ("/dev/", "/proc/")  # the folders of standard input and of process s
     "--keep",
     metavar="COLUMN",
     multiple=True,
-    help="With --cluster: a column of FILE that the parts also contain; may be given repeatedly.",
+    help="With --cluster: also copy this column of FILE to the output; may be repeated.",
 )
 @click.option(
     "--on-error",
     type=click.Choice(["raise", "skip"]),
-    help="With --cluster: whether a bad row ends the run (raise, the default) or is skipped.",
+    help="With --cluster: if a row is bad, end the run (raise, the default) or omit the row "
+    "(skip).",
 )
 @click.option(
     "--no-resume",
@@ -78,7 +79,8 @@ _STREAMS = ("/dev/", "/proc/")  # the folders of standard input and of process s
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="With --cluster: estimate rows, parts and hours; write nothing.",
+    help="With --cluster: estimate the number of rows, the number of parts and the duration; write "
+    "nothing.",
 )
 @model_option
 @json_option
@@ -87,19 +89,22 @@ def encode(
 ) -> None:
     """Write a vector for each text of FILE.
 
-    FILE is a .txt with a text per line, or a .jsonl, .csv or .parquet with the texts in a column.
-    Standard input (-) and pipes have a text per line. The command reads and writes FILE batch by
-    batch, so FILE may be larger than the memory. The output file appears only when it is complete.
+    FILE is a .txt file with one text per line, or a .jsonl, .csv or .parquet file with the texts in
+    a column. Standard input (-) and pipes have one text per line. The command reads texts and
+    writes vectors batch by batch, so FILE may be larger than memory. The output file appears
+    only when it is complete.
 
-    With --cluster, the input can be many FILEs, and the output is a folder of Parquet parts. An
-    interrupted run continues where it stopped.
+    With --cluster, the input can be many FILEs, and the output is a folder of Parquet parts. If
+    you repeat the command after an interruption, it continues where it stopped.
     """
     context = click.get_current_context()
     if output is None and not (cluster and options["dry_run"]):
         raise click.UsageError("Missing option '-o' / '--output'.", context)
     if cluster is not None:
         if not isinstance(options["model"], str | None):
-            raise click.UsageError("--dtype is for one file: omit --cluster or --dtype", context)
+            raise click.UsageError(
+                "--dtype cannot be combined with --cluster: omit one of them", context
+            )
         with _spelled_as_typed():
             result = _on_cluster(cluster, files, output, **options)
         if as_json:
@@ -108,10 +113,10 @@ def encode(
     model, column = options.pop("model"), options.pop("column")
     for name, value in options.items():
         if value:
-            message = f"--{name.replace('_', '-')} is for many files: add --cluster local"
+            message = f"--{name.replace('_', '-')} needs a cluster: add --cluster local"
             raise click.UsageError(message, context)
     if len(files) > 1:
-        raise click.UsageError(f"{len(files)} files are given: add --cluster local", context)
+        raise click.UsageError(f"{len(files)} files need workers: add --cluster local", context)
     option = next(option for option in context.command.params if option.name == "output")
     writable(".npy", ".jsonl")(context, option, output)
     with _spelled_as_typed():
@@ -151,13 +156,21 @@ def _on_cluster(
         if options["dry_run"]:
             work = estimate(*what, client=client, **how)
             size = f"{_many(work.rows, 'row')}, {_many(work.parts, 'part')}"
-            say(f"{size}, {work.hours:.2g} hours")
+            say(f"{size}, {_in_words(work.hours * 3600)}")
             return asdict(work)
         resume = not options["no_resume"]
         done = scale.encode(*what, output, client=client, resume=resume, **how)
     skipped = f", skipped {len(done.skipped):,}" if done.skipped else ""
     say(f"{_many(done.rows, 'row')}{skipped}, {_many(done.parts, 'part')}, wrote {output}")
     return {**asdict(done), "output": output}
+
+
+def _in_words(seconds: float) -> str:
+    """Write a duration in the largest unit that gives a number of at least 1."""
+    for size, unit in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= size:
+            return f"about {seconds / size:.1f} {unit}"
+    return f"about {seconds:.0f} seconds" if seconds >= 1 else "less than a second"
 
 
 def _many(count: int, what: str) -> str:
@@ -180,21 +193,23 @@ def _one_file(file: str, output: str, model: Any, column: str | None, as_json: b
     texts: Iterable[str]
     if file == "-":
         if sys.stdin is None:
-            raise ValueError("standard input is closed: give a file")
+            raise ValueError("standard input is closed; pass a file")
         texts = read_lines(sys.stdin.buffer, name, MAX_CHARS)
     elif _is_stream(file):
         texts = lines_of(file, MAX_CHARS)
     else:
         [source, *others] = find_sources(file, "text" if column is None else column, "encode")
         if others:
-            raise ValueError(f"{file} matches {len(others) + 1} files: add --cluster local")
+            raise ValueError(
+                f"{file} matches {len(others) + 1} files, which need workers: add --cluster local"
+            )
         source, has_rows = find_column(source, "encode"), source.kind != ".txt"
         texts = FileTexts(file, lambda: texts_of(source, MAX_CHARS))
         if not len(texts):
             raise ValueError(_EMPTY.format(file))
     if column is not None and not isinstance(texts, FileTexts):
         raise ValueError(
-            f"{name} is read line by line and has no column {column!r:.80}: give a .jsonl, .csv or "
+            f"{name} is read line by line and has no column {column!r:.80}; pass a .jsonl, .csv or "
             ".parquet file, or omit --column"
         )
     if isinstance(texts, Iterator) and model == "random":
@@ -206,7 +221,7 @@ def _one_file(file: str, output: str, model: Any, column: str | None, as_json: b
         count, size = write_vectors(output, used, texts, name)
     except EmptyText as error:
         where = f"row {error.number}" if has_rows else f"line {error.number + 1}"
-        raise ValueError(f"{name}, {where}: the text is empty: {error.reason}") from error
+        raise ValueError(f"{name}, {where}: the text is empty, because {error.reason}") from error
     say(f"{used.name}: {_many(count, 'text')}, {size} numbers each, wrote {output}")
     if as_json:
         print_json({"model": used.name, "texts": count, "size": size, "output": output})
@@ -259,7 +274,7 @@ def write_vectors(path: str, model: "Model", texts: Iterable[str], name: str) ->
                 shape = (count + len(vectors), vectors.shape[1])
                 about = {"descr": vectors.dtype.str, "fortran_order": False, "shape": shape}
                 file.seek(0)
-                np.lib.format.write_array_header_1_0(file, about)  # of fixed length
+                np.lib.format.write_array_header_1_0(file, about)  # the header has a fixed length
                 file.seek(0, os.SEEK_END)
                 file.write(vectors.tobytes())
             else:

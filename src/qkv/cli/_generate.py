@@ -22,18 +22,19 @@ from qkv.cli._output import print_json, write
     "--temperature",
     type=float,
     default=0.0,
-    help="Draw tokens; a higher temperature makes unlikely tokens likelier. Default: 0, which "
-    "always takes the likeliest token; the next three options need a temperature above 0.",
+    help="Draw tokens at random; a higher temperature makes unlikely tokens likelier. Default: 0, "
+    "which always takes the likeliest token. --top-k, --top-p and --seed need a temperature above "
+    "0.",
 )
 @click.option("--top-k", type=int, help="Draw from the K likeliest tokens.")
 @click.option(
     "--top-p",
     type=float,
-    help="Draw from the likeliest tokens that together have this probability.",
+    help="Draw from the likeliest tokens whose probabilities add up to this number.",
 )
-@click.option("--seed", type=int, help="The same seed draws the same tokens.")
+@click.option("--seed", type=int, help="The random seed; the same seed draws the same tokens.")
 @click.option(
-    "--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given repeatedly."
+    "--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be repeated."
 )
 @dtype_option
 @cache_dtype_option
@@ -48,9 +49,12 @@ def generate(
 ) -> None:
     """Print PROMPT, then the model's continuation, word by word.
 
-    The decoder that comes with qkv was trained on novels: qkv generate "once upon a"
-    Several prompts run in one batch. The output of an encoder-decoder model starts on a new line.
-    """
+    The decoder that comes with qkv was trained on novels. Several prompts run in one batch. The
+    output of an encoder-decoder model starts on a new line.
+
+    \b
+        qkv generate "once upon a"
+    """  # noqa: D301 (\b tells click not to wrap the next line)
     from qkv.models import load
     from qkv.models.files.find import WRITER
 
@@ -59,7 +63,7 @@ def generate(
     if not model and chosen and not used.generates:
         raise click.UsageError(
             f"QKV_MODEL is {chosen:.200}, which does not predict the next token: unset it "
-            f"to use {WRITER}, or give --model a decoder"
+            f"to use {WRITER}, or choose a decoder with --model"
         )
     used.cache_dtype = cache_dtype
     if as_json:

@@ -19,11 +19,11 @@ run this command in the source folder: QKV_NEED_KERNEL=1 pip install ."""
 @click.command()
 @json_option
 def bench(as_json: bool) -> None:
-    """Compare the speed of qkv's attention with plain NumPy and with this machine's peak speed.
+    """Compare the speed of qkv's attention with that of plain NumPy and with this machine's peak.
 
-    Before the timing, each function's result is compared with the result in float64; the table
-    lists the largest errors. Each time is the median of at least nine runs; the functions run
-    alternately.
+    Before timing, the result of each function is compared with a float64 result; the table lists
+    the largest errors. The functions run alternately; each row has the median of at least nine
+    runs.
     """
     from qkv._progress import progress
     from qkv.measure import ROUNDS, TASKS, machine, survey, table

@@ -1,6 +1,7 @@
 """Options that several commands have."""
 
 import functools
+import os
 import re
 import tempfile
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any
 
 import click
 
-from qkv.files import check_target
+from qkv.files import check_target, named_folder
 
 
 def writable(*suffixes: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
@@ -31,13 +32,25 @@ def writable(*suffixes: str) -> Callable[[click.Context, click.Parameter, Any], 
     return check
 
 
+def writable_folder(
+    context: click.Context, parameter: click.Parameter, path: str | None
+) -> str | None:
+    """Check whether the folder of an option exists or can be made, and can be written to."""
+    if path is not None:
+        folder = named_folder(path).absolute()
+        there = next(above for above in (folder, *folder.parents) if os.path.lexists(above))
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            raise click.BadParameter(f"{path} cannot be written: {there} is not a writable folder")
+    return path
+
+
 def _named_model(names: str, default: str) -> Callable[..., Any]:
     """Make the option `--model`; its help lists example names and the default model."""
     return click.option(
         "--model",
         metavar="NAME",
-        help=f"A folder, a short name ({names}) or a Hub id. Default: QKV_MODEL, else {default}, "
-        "which comes with qkv.",
+        help=f"A folder, a GGUF file, a short name ({names}, or smollm2 after `make smollm2`) or a "
+        f"Hub id. Default: QKV_MODEL, else {default}, which comes with qkv.",
     )
 
 
@@ -52,32 +65,32 @@ def _heads(
     for value in values:
         match = _HEAD.fullmatch(value)
         if match is None:
-            raise click.BadParameter(f"{value}: write LAYER.HEAD, for example 0.3")
+            raise click.BadParameter(f"{value} is not a head; write LAYER.HEAD, for example 0.3")
         heads[int(match[1]), int(match[2])] = None
     return list(heads)
 
 
 def hide_option(does: str) -> Callable[..., Any]:
     """Make the option `--hide WORD`; its help text begins with the value of `does`."""
-    about = f"{does} with WORD masked; may be given repeatedly."
+    about = f"{does} with WORD masked; may be repeated."
     return click.option("--hide", multiple=True, metavar="WORD", help=about)
 
 
 def ablate_option(does: str) -> Callable[..., Any]:
     """Make the option `--ablate LAYER.HEAD`; its help text begins with the value of `does`."""
-    about = f"{does} without this head, for example 0.3; may be given repeatedly."
+    about = f"{does} without this head, for example 0.3; may be repeated."
     return click.option(
         "--ablate", multiple=True, metavar="LAYER.HEAD", callback=_heads, help=about
     )
 
 
-encoder_option = _named_model("books, books-decoder, minilm, random", "books")
+encoder_option = _named_model("books, books-decoder, random, minilm", "books")
 writer_option = _named_model("books-decoder", "books-decoder")
 dtype_option = click.option(
     "--dtype",
     type=click.Choice(["float32", "float64", "bfloat16", "int8"]),
     help="Compute with weights of this type. With int8, the quantized weights of a GGUF file take "
-    "about as much memory as in the file. Default: float32, or the type in the file.",
+    "about as much memory as in the file. Default: float32, or float64 if the file has float64.",
 )
 
 
@@ -102,6 +115,6 @@ def model_option(command: Callable[..., Any]) -> Callable[..., Any]:
 cache_dtype_option = click.option(
     "--cache-dtype",
     type=click.Choice(["float16", "bfloat16"]),
-    help="Store keys and values of earlier tokens in 16 bits: half the memory of float32.",
+    help="Store the keys and values of earlier tokens in 16 bits: half the memory of float32.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")

@@ -34,7 +34,7 @@ def console() -> "Console":
 
 
 def print_json(data: Any) -> None:
-    """Print data as one line of JSON; escape letters that the stream cannot encode."""
+    """Print data as one line of JSON; escape characters that the stream cannot encode."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     text = json.dumps(data, ensure_ascii=not encoding.lower().startswith("utf"), allow_nan=False)
     click.echo("".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text))
@@ -52,7 +52,7 @@ def complain(path: str, message: str) -> None:
 
 
 def write(text: str) -> None:
-    """Print text immediately; escape control characters, and replace unencodable letters."""
+    """Print text immediately; escape control characters, and replace unencodable ones."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     if sys.stdout is not None and sys.stdout.isatty():
         text = _CONTROLS.sub(lambda match: visible(match[0]), text)

@@ -71,12 +71,21 @@ class Program(click.Group):
             except Exception as error:
                 if ctx.meta.get(_DEBUG):
                     click.echo(visible("".join(traceback.format_exception(error)), "\n"), err=True)
-                complain(_path(ctx), _in_words(error))
+                # a library function and its command may have the same name
+                complain(_path(ctx), _in_words(error).removeprefix(f"{ctx.invoked_subcommand}: "))
                 ctx.exit(BAD_REQUEST if isinstance(error, _REQUESTS) else FAILED)
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         """Add a command, and give it the option `--debug`."""
         super().add_command(debug_option(cmd), name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands with their first sentences, which click would shorten."""
+        with formatter.section("Commands"):
+            names = self.list_commands(ctx)
+            formatter.write_dl(
+                [(name, self.commands[name].get_short_help_str(200)) for name in names]
+            )
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -11,8 +11,9 @@ from qkv.cli._views import page_options, present
 _model_option = click.option(
     "--model",
     metavar="NAME",
-    help="The model of the findings, if it does not come with qkv: a folder, or the name of a "
-    "model that was downloaded before.",
+    help="The model that the findings are about: a folder, a GGUF file, or the name of a model "
+    "that is already downloaded. Not needed for findings about smollm2 or a model that comes with "
+    "qkv.",
 )
 
 
@@ -24,9 +25,9 @@ def publish(files: tuple[str, ...], output: str, open_page: bool, model: str | N
     """Write findings (.json) and at most one article (.md) as one page that contains the model.
 
     The page measures each finding again, says whether the finding holds, and lets readers change
-    its sentence and edits. The page needs no network. To insert a finding in the article, write a
+    its sentence and edits. The page needs no network. To insert a finding into the article, write a
     paragraph ![claim](finding.json), with a path relative to the article's folder. All other
-    findings stand below the article.
+    findings appear below the article.
 
     \b
         qkv publish glass.json -o glass.html
@@ -37,7 +38,9 @@ def publish(files: tuple[str, ...], output: str, open_page: bool, model: str | N
 
     articles = [file for file in files if file.lower().endswith(".md")]
     if len(articles) > 1:
-        raise ValueError(f"there are {len(articles)} articles, {', '.join(articles)}: give one")
+        raise ValueError(
+            f"there are {len(articles)} articles, {', '.join(articles)}; pass only one"
+        )
     findings = [Finding.load(file) for file in files if file not in articles]
     article = articles[0] if articles else None
     present(
@@ -52,12 +55,12 @@ def publish(files: tuple[str, ...], output: str, open_page: bool, model: str | N
 @_model_option
 @json_option
 def verify(files: tuple[str, ...], model: str | None, as_json: bool) -> None:
-    """Measure the findings in FILEs (.json) again, and say which ones hold.
+    """Measure the findings in FILEs (.json) again, and say which of them hold.
 
     A finding holds if the model's parameters and the order of the predicted words are the same as
-    in the file, and the probabilities differ from the file by at most 0.0001. The exit code is 0 if
-    all findings hold, 1 if any finding does not hold, and 2 for a bad request. Nothing is
-    downloaded.
+    in the file, and the probabilities differ from those in the file by at most 0.0001. The exit
+    code is 0 if all findings hold, 1 if any finding does not hold, and 2 for a bad request. The
+    command never downloads a model.
     """
     from qkv.findings.measured import verify_files
 

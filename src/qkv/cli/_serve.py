@@ -17,7 +17,7 @@ def _bytes_in(context: click.Context, parameter: click.Parameter, size: str) -> 
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([KMG])(?:i?B)?", size.strip(), re.IGNORECASE)
     count = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
     if count < _LEAST:
-        raise click.BadParameter(f"{size!r}: give a size of at least 16M, such as 512M or 2G")
+        raise click.BadParameter(f"the size is {size!r}; pass at least 16M, such as 512M or 2G")
     return count
 
 
@@ -37,41 +37,42 @@ def _bytes_in(context: click.Context, parameter: click.Parameter, size: str) -> 
     "--allow-host",
     multiple=True,
     metavar="PATTERN",
-    help="A host name that clients use for this server, an ending such as *.svc, a network such as "
-    "10.0.0.0/8, or * with a key; may be given repeatedly.",
+    help="A host name by which clients reach this server, an ending such as *.svc, a network such "
+    "as 10.0.0.0/8, or * for any host (needs --api-key-file); may be repeated.",
 )
 @click.option(
     "--allow-origin",
     multiple=True,
     metavar="ORIGIN",
-    help="A site whose pages may send requests, such as https://example.org; may be given "
-    "repeatedly.",
+    help="A site whose pages may send requests, such as https://example.org; may be repeated.",
 )
-@click.option("--name", help="The model's name in answers. Default: the name of the model itself.")
+@click.option(
+    "--name", help="The model name to report in responses. Default: the model's own name."
+)
 @click.option(
     "--threads",
     type=click.IntRange(1),
-    help="The number of threads that compute. Default: QKV_NUM_THREADS, else all cores.",
+    help="The number of threads for computing. Default: QKV_NUM_THREADS, or all cores.",
 )
 @click.option(
     "--api-key-file",
     metavar="F",
-    help="A file with an API key on each line, read again when it changes.",
+    help="A file with one API key per line; the server reads the file again when it changes.",
 )
-@click.option("--no-key", is_flag=True, help="Answer requests that have no API key.")
+@click.option("--no-key", is_flag=True, help="Answer requests without an API key.")
 @click.option(
     "--max-waiting",
     default=Settings.waiting,
     show_default=True,
     type=click.IntRange(1, Settings.connections - 1),
-    help="Refuse requests with 429 while this many requests wait.",
+    help="Answer new requests with status 429 while this many requests are already waiting.",
 )
 @click.option(
     "--max-tokens",
     default=Settings.tokens,
     show_default=True,
     type=click.IntRange(1),
-    help="The maximum number of tokens of a request.",
+    help="The maximum number of tokens in a request.",
 )
 @click.option(
     "--max-memory",
@@ -79,7 +80,8 @@ def _bytes_in(context: click.Context, parameter: click.Parameter, size: str) -> 
     show_default=True,
     metavar="SIZE",
     callback=_bytes_in,
-    help="The memory of all bodies and of all answers that wait to be sent, such as 512M or 2G.",
+    help="The maximum memory for request bodies and for responses waiting to be sent, such as 512M "
+    "or 2G.",
 )
 def serve(
     model: str | None,
@@ -99,11 +101,12 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, with OpenAI's routes for embeddings and completions.
 
-    Without --host, only this machine can reach the server. With --host, you must also give
-    --allow-host, and --api-key-file or --no-key. GET / shows the routes; Ctrl-C ends the server.
+    By default, only this machine can reach the server. To serve other machines, pass --host and
+    --allow-host, and either --api-key-file or --no-key. GET / lists the routes; Ctrl-C stops the
+    server.
 
-    An environment variable can replace each option: QKV_SERVE_PORT replaces --port. Spaces separate
-    the patterns in QKV_SERVE_ALLOW_HOST.
+    Each option can also be set by an environment variable, such as QKV_SERVE_PORT for --port.
+    Separate the patterns in QKV_SERVE_ALLOW_HOST with spaces.
     """
     from qkv.extras import need
 
@@ -119,29 +122,30 @@ def serve(
     if not is_loopback(host):
         if api_key_file is None and not no_key:
             raise click.UsageError(
-                f"other machines can reach --host {host}: give --api-key-file, or --no-key"
+                f"other machines can reach a server on --host {host}; pass --api-key-file, "
+                "or --no-key"
             )
         if not allow_host:
             raise click.UsageError(
-                f"other machines can reach --host {host}: give --allow-host with the host name "
-                "of their URLs"
+                f"other machines can reach a server on --host {host}; pass --allow-host with the "
+                "host name that their URLs contain"
             )
     for pattern in allow_host:
         try:
             host_pattern(pattern)
         except ValueError:
             raise click.UsageError(
-                f"--allow-host {pattern!r}: give a host name, an IP address (IPv6 in [brackets]), "
-                "an ending such as *.svc, or a network such as 10.0.0.0/8"
+                f"--allow-host is {pattern!r}; pass a host name, an IP address (IPv6 in "
+                "[brackets]), an ending such as *.svc, or a network such as 10.0.0.0/8"
             ) from None
     if ANY in allow_host and api_key_file is None:
         raise click.UsageError(
-            "--allow-host '*' lets pages of every site ask the server: also give --api-key-file"
+            "--allow-host '*' lets the pages of every site send requests: also pass --api-key-file"
         )
     for origin in allow_origin:
         if not re.fullmatch(r"https?://[^/?#\s*]+", origin):
             raise click.UsageError(
-                f"--allow-origin {origin!r}: give a scheme and a host, such as https://example.org"
+                f"--allow-origin is {origin!r}; pass a scheme and a host, such as https://example.org"
             )
     if threads is not None:
         set_num_threads(threads)

@@ -22,11 +22,16 @@ from qkv.cli._output import print_json, say
 @click.option("--dim", type=int, help="The size of the vectors. Default: 128.")
 @click.option("--vocabulary", type=int, help="The maximum size of the vocabulary. Default: 8192.")
 @click.option("--length", type=int, help="The maximum length of a text, in tokens. Default: 128.")
-@click.option("--steps", type=int, help="The number of steps. Default: 1000 without --minutes.")
+@click.option(
+    "--steps",
+    type=int,
+    help="The number of training steps. Default: 1000, or no limit with --minutes.",
+)
 @click.option(
     "--minutes",
     type=float,
-    help="The time limit; with a limit, runs with the same seed may give different models.",
+    help="The time limit in minutes; with a limit, runs with the same seed may give different "
+    "models.",
 )
 @click.option(
     "--tokens-per-step", type=int, help="The minimum number of tokens per step. Default: 4096."
@@ -43,9 +48,9 @@ from qkv.cli._output import print_json, say
 def train(output: str, resume: bool, as_json: bool, **options: Any) -> None:
     """Train a model on CORPUS, one or more UTF-8 text files.
 
-    DIR then contains the model, the losses (metrics.jsonl and curves.png), snapshots of earlier
-    steps, and checkpoints. Other commands use the model with --model DIR. Ctrl-C saves the run, and
-    `qkv train --resume -o DIR` continues it.
+    After training, DIR contains the model, the losses (metrics.jsonl and curves.png), snapshots of
+    earlier steps, and checkpoints. To use the model in other commands, pass --model DIR. Ctrl-C
+    saves the run, and `qkv train --resume -o DIR` continues it.
     """
     from qkv.learn import Diverged, Interrupted, TextRun, train_on_text
 
@@ -53,7 +58,7 @@ def train(output: str, resume: bool, as_json: bool, **options: Any) -> None:
     if resume:
         run = TextRun.of(output, settings)
     elif "corpus" not in settings:
-        raise click.UsageError("give the text files to learn from")
+        raise click.UsageError("pass the text files to learn from")
     elif "objective" not in settings:
         raise click.UsageError("choose --objective causal, or --objective masked")
     else:

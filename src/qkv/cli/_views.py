@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 # The file formats of a view. Each row contains the option's name, the file endings and the help.
 _FILES = (
-    ("html", (".html", ".htm"), "Write the view as a page that needs no other file."),
-    ("svg", (".svg",), "Also draw the picture to an SVG file."),
-    ("png", (".png",), "Also draw the picture to a PNG file."),
+    ("html", (".html", ".htm"), "Also write the view as a page that needs no other file."),
+    ("svg", (".svg",), "Also write the view as an SVG picture."),
+    ("png", (".png",), "Also write the view as a PNG picture."),
 )
 # Maps a file format, such as "svg", to the path of the file to write. None means no file.
 Paths = Mapping[str, str | None]
 _KINDS = {ending: kind for kind, endings, _ in _FILES for ending in endings}
 
 _stretch_option = click.option(
-    "--stretch", is_flag=True, help="Scale colors to the largest weight shown, not to 1."
+    "--stretch", is_flag=True, help="Scale colours to the largest weight shown, not to 1."
 )
 _open_option = click.option(
     "--open",
     "open_page",
     is_flag=True,
-    help="Open the page in the browser; it is a temporary file unless you name one.",
+    help="Open the page in the browser. Without a file name, the page is a temporary file.",
 )
 _pieces_option = click.option(
     "--pieces", is_flag=True, help="Show subwords as they are, not merged into words."
@@ -43,7 +43,9 @@ _pieces_option = click.option(
 
 def _which(name: str, default: str) -> Callable[..., Any]:
     """Make the option `--{name}`, with a help text that states the default."""
-    return click.option(f"--{name}", type=int, help=f"The {name}. Default: the {name} {default}.")
+    return click.option(
+        f"--{name}", type=int, help=f"The {name} to show. Default: the {name} {default}."
+    )
 
 
 def _view_command(make: "Callable[..., View]") -> Any:
@@ -114,13 +116,19 @@ def _open_in_browser(view: "View", path: str | None) -> None:
 @click.command()
 @click.argument("text")
 @_view_command
-@click.option("--dim", type=click.IntRange(1), help="Random model: size of the vectors (8).")
-@click.option("--heads", type=click.IntRange(1), help="Random model: number of heads (2).")
-@click.option("--seed", type=click.IntRange(0), help="Random model: seed of its parameters (0).")
+@click.option(
+    "--dim", type=click.IntRange(1), help="Random model: the size of the vectors. Default: 8."
+)
+@click.option(
+    "--heads", type=click.IntRange(1), help="Random model: the number of heads. Default: 2."
+)
+@click.option(
+    "--seed", type=click.IntRange(0), help="Random model: the seed of its parameters. Default: 0."
+)
 @click.option("--causal", is_flag=True, help="Random model: mask later words (causal attention).")
-@click.option("--no-positions", is_flag=True, help="Random model: leave out the position vectors.")
+@click.option("--no-positions", is_flag=True, help="Random model: omit the position vectors.")
 def walk(text: str, model: str | None, **options: Any) -> "View":
-    """Show each step of one head over TEXT: its formula, its line of NumPy, and its numbers.
+    """Show each step of one head over TEXT, with its formula, its line of NumPy and its numbers.
 
     Then show the other steps of the head's layer (norms and MLP), and the words that the model
     predicts. The model predicts the first [MASK] of TEXT. If TEXT has no [MASK], the command
@@ -150,12 +158,12 @@ def walk(text: str, model: str | None, **options: Any) -> "View":
     "--to",
     "key",
     metavar="WORD",
-    help="Rank heads by their links to this word; with --from, by the link between both words.",
+    help="Rank heads by their links to this word; with --from, by the link between the two words.",
 )
 @_pieces_option
 @_view_command
 def show(text: str, **options: Any) -> "View":
-    """Show the weights of one head over TEXT, and how far attention moved each word."""
+    """Show one head's weights over TEXT, and how far the layers moved each word's vector."""
     from qkv import see
 
     return see.show(text, **options)
@@ -170,7 +178,7 @@ def show(text: str, **options: Any) -> "View":
 @_pieces_option
 @_view_command
 def compare(text_a: str, text_b: str, **options: Any) -> "View":
-    """Compare a word in TEXT_A and TEXT_B: similarity in each layer, and attention in each text."""
+    """Compare a word in TEXT_A and TEXT_B: its similarity per layer, and its attention per text."""
     from qkv import see
 
     view: View = see.compare(text_a, text_b, **options)
@@ -184,10 +192,10 @@ def compare(text_a: str, text_b: str, **options: Any) -> "View":
 @ablate_option("Open the page")
 @model_option
 def play(text: str | None, output: str, open_page: bool, **options: Any) -> None:
-    """Write a page that runs a model on TEXT, and in which readers can edit the computation.
+    """Write a page that runs a model on TEXT and lets readers edit the computation.
 
     The page is one file that needs no network. Without --model, the page contains both models that
-    come with qkv and is at most 16 MB: one model predicts missing words, the other continues
+    come with qkv and is at most 16 MB: one model predicts missing words, and the other continues
     texts. --model accepts any encoder that predicts masked words, and most decoders.
     """
     from qkv import see
@@ -198,8 +206,8 @@ def play(text: str | None, output: str, open_page: bool, **options: Any) -> None
 @click.command()
 @click.argument("run", metavar="DIR")
 @click.argument("text")
-@_which("layer", "that learned most")
-@_which("head", "that learned most")
+@_which("layer", "that learned the most")
+@_which("head", "that learned the most")
 @click.option(
     "-o",
     "--output",
@@ -213,7 +221,7 @@ def play(text: str | None, output: str, open_page: bool, **options: Any) -> None
 def replay(
     run: str, text: str, output: str | None, as_json: bool, open_page: bool, **options: Any
 ) -> None:
-    """Show the attention of one head over TEXT at each snapshot of the training run in DIR."""
+    """Show one head's attention over TEXT at each snapshot of the training run in DIR."""
     from qkv import see
 
     files = {} if output is None else {_KINDS[Path(output).suffix.lower()]: output}
@@ -223,14 +231,14 @@ def replay(
 @click.command()
 @click.argument("text", required=False)
 @click.option("--top", type=click.IntRange(1), default=5, help="The number of words. Default: 5.")
-@hide_option("Guess once more")
-@ablate_option("Guess once more")
+@hide_option("Guess again")
+@ablate_option("Guess again")
 @model_option
 @json_option
 def guess(text: str | None, top: int, as_json: bool, **options: Any) -> None:
     """Guess the likeliest words for the gaps [MASK] or _ in TEXT; a decoder guesses the next word.
 
-    A "?" is also a gap if it follows a space and is not the end of TEXT: "The oak is a small ?."
+    A "?" after a space is also a gap, except at the end of TEXT: "The oak is a small ?."
 
     With --hide or --ablate, the model guesses a second time without these words or heads, and the
     two guesses are printed side by side. Without TEXT, the command shows an example: a sentence
@@ -243,8 +251,7 @@ def guess(text: str | None, top: int, as_json: bool, **options: Any) -> None:
         question, others = text, ""
     elif os.environ.get("QKV_MODEL") or any(options.values()):
         raise click.UsageError(
-            "Missing argument 'TEXT': with --hide, --ablate, --model or QKV_MODEL, you must also "
-            "give TEXT",
+            "Missing argument 'TEXT': --hide, --ablate, --model and QKV_MODEL need it",
             click.get_current_context(),
         )
     else:

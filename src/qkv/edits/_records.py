@@ -20,7 +20,7 @@ class Field(NamedTuple):
     Attributes:
         kind: the type of the value, by its name in the schema, such as "token" or "layer".
         needed: whether a record must have the field.
-        choices: the values that the schema lists; empty if the schema lists no values.
+        choices: the values that the schema lists; empty if the schema does not list values.
     """
 
     kind: str
@@ -66,7 +66,7 @@ def _name(reference: dict[str, str]) -> str:
 # The heads to ablate: (layer, head), or (layer, None) for all heads of a layer. A mapping such as
 # {(0, 4): "mean"} also sets the new output of each head: "zero", "mean" or a vector (d,).
 Ablate = Iterable[tuple[int, int | None]] | Mapping[tuple[int, int | None], Any]
-# What to mask: words, positions, and edges. An edge is (query, key), (query, key, layer) or
+# The words, positions and edges to mask. An edge is (query, key), (query, key, layer) or
 # (query, key, layer, head).
 Hide = str | int | Iterable[str | int | tuple[int, ...]]
 # A mapping from activations to functions or replacement arrays; or a list of records.
@@ -84,8 +84,8 @@ class Record(NamedTuple):
         fields: the fields of the schema, including "op". A record made from `hide=` may have a
             word as its token. A record made from `hide=` or `ablate=` may have negative positions,
             layers and heads, which count from the end.
-        source: the name of the record in error messages: "`hide`", "`ablate`", or
-            "edit[2] (mask)".
+        source: the name of the record in error messages ("`hide`", "`ablate`", or one such as
+            "edit[2] (mask)").
     """
 
     fields: Mapping[str, Any]
@@ -113,8 +113,9 @@ class Edits:
 
     Attributes:
         records: the edits that JSON can express, in the given order.
-        changes: the edits that only Python can express: functions and arrays, keyed by activation.
-        knows_means: whether all texts are read before the first edit, which may need their means.
+        changes: the edits that only Python can express (functions and arrays), keyed by activation.
+        knows_means: whether all texts are read before the first edit, so that edits can use their
+            means.
     """
 
     records: tuple[Record, ...] = ()
@@ -139,8 +140,8 @@ def edits_of(
         edit: a mapping from activations to functions and arrays, or a list of records.
         ablate: the heads to ablate, as (layer, head); (layer, None) means all heads of the layer.
         hide: the words, positions and edges to mask.
-        argument: the name of the argument `edit` in error messages. For records from a file, this
-            argument is "edits".
+        argument: the name of the argument `edit` in error messages. For records from a file, it is
+            "edits".
         knows_means: as in `Edits`.
 
     Raises:
@@ -153,9 +154,9 @@ def edits_of(
     is_list = isinstance(edit, list | tuple)
     if edit is not None and not is_list and not isinstance(edit, Mapping):
         raise type_error(
-            f"`{argument}` is {quote(edit)}: give a mapping from an activation to a "
-            'function or an array, as {("resid_post", 0): f}, or a list of records, as '
-            '[{"op": "hide", "token": 2}]'
+            f"`{argument}` is {quote(edit)}; pass a mapping from an activation to a "
+            'function or an array, such as {("resid_post", 0): f}, or a list of records, '
+            'such as [{"op": "hide", "token": 2}]'
         )
     records = [_record(x, f"{argument}[{n}]") for n, x in enumerate(edit or ())] if is_list else []
     all_records = (*records, *_read_ablate(ablate), *_read_hide(hide))
@@ -167,7 +168,7 @@ def _record(one: Any, source: str) -> Record:
     known = operations()
     if not isinstance(one, Mapping):
         raise type_error(
-            f'{source} is {quote(one)}: give a record, as {{"op": "hide", "token": 2}}'
+            f'{source} is {quote(one)}; pass a record, such as {{"op": "hide", "token": 2}}'
         )
     op = one.get("op")
     if not isinstance(op, str) or op not in known:
@@ -189,7 +190,7 @@ def _record(one: Any, source: str) -> Record:
     for name in fields:
         for other in set(required.get(name, ())) - set(fields):
             raise value_error(
-                f"{source} has {name} {quote(fields[name])} and no {other}: give the {other} too"
+                f"{source} has {name} {quote(fields[name])} and no {other}; pass the {other} too"
             )
     return Record(fields, source)
 
@@ -216,7 +217,7 @@ def _read_ablate(ablate: Any) -> list[Record]:
         whole = len(numbers) == 2 and is_whole_number(numbers[0])
         if not whole or not (numbers[1] is None or is_whole_number(numbers[1])):
             raise type_error(
-                f"`ablate` has {quote(pair)}: write (layer, head) pairs, for example [(0, 4)]"
+                f"`ablate` has {quote(pair)}; pass (layer, head) pairs, for example [(0, 4)]"
             )
         fields: dict[str, Any] = {"op": "ablate", "layer": int(numbers[0])}
         if numbers[1] is not None:
@@ -232,8 +233,8 @@ def _read_hide(hide: Any) -> list[Record]:
     many = isinstance(hide, Iterable) and not isinstance(hide, str | bytes | Mapping)
     if isinstance(hide, tuple) and 2 <= len(hide) <= 4 and all(map(is_whole_number, hide)):
         raise type_error(
-            f"`hide` is {hide}, which may mean positions or one edge: write {[*hide]} for "
-            f"positions, {[hide]} for the edge"
+            f"`hide` is {hide}, which could mean positions or one edge; pass {[*hide]} for "
+            f"positions, or {[hide]} for the edge"
         )
     records = []
     for one in hide if many else [hide]:
@@ -244,8 +245,8 @@ def _read_hide(hide: Any) -> list[Record]:
             fields = {"op": "mask", **dict(zip(_EDGE, map(int, numbers), strict=False))}
         else:
             raise type_error(
-                f"`hide` has {quote(one)}: give words, positions as whole "
-                "numbers, and edges as (query, key), (query, key, layer) or "
+                f"`hide` has {quote(one)}; pass words, positions as whole "
+                "numbers, or edges as (query, key), (query, key, layer) or "
                 "(query, key, layer, head)"
             )
         records.append(Record(fields, _HIDE))

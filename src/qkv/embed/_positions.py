@@ -15,7 +15,7 @@ def sinusoidal_positions(length: int, dim: int, base: float = 10000.0) -> Array:
     `dim` is odd, the last column is a sine.
 
     Args:
-        length: the number of positions, which are counted from 0; may be 0.
+        length: the number of positions, which may be 0. The first position is 0.
         dim: the size of a vector.
         base: determines the periods. With a larger base, the last columns have longer periods.
 
@@ -24,8 +24,8 @@ def sinusoidal_positions(length: int, dim: int, base: float = 10000.0) -> Array:
 
     Raises:
         TypeError: `length` or `dim` is not a whole number, or `base` is not a number.
-        ValueError: `length` is negative, `dim` is less than 1, or `base` is not finite and
-            positive.
+        ValueError: `length` is negative, `dim` is less than 1, or `base` is not a finite positive
+            number.
 
     Source:
         Vaswani et al. 2017, Attention Is All You Need, section 3.5.
@@ -52,8 +52,8 @@ class LearnedPositions:
 
     Args:
         weight: (rows, dim), floats or integers. A weight that is not read-only is copied.
-        offset: the row of position 0. The offset of BERT is 0. The offset of RoBERTa is 2, because
-            the first two rows of its table belong to padding.
+        offset: the row of position 0. BERT's offset is 0. RoBERTa's offset is 2, because the first
+            two rows of its table belong to padding.
 
     Raises:
         TypeError: `weight` does not hold numbers, or `offset` is not a whole number.
@@ -77,8 +77,8 @@ class LearnedPositions:
         self.offset = whole_number(offset, name="offset", least=0)
         if self.offset >= len(self.weight):
             raise value_error(
-                f"offset is {self.offset} and weight has {len(self.weight)} rows: "
-                "give an offset that leaves at least one row"
+                f"offset is {self.offset} and weight has {len(self.weight)} rows; "
+                "pass an offset that leaves at least one row"
             )
 
     def __len__(self) -> int:
@@ -96,7 +96,7 @@ class LearnedPositions:
         length = whole_number(length, name="length", least=0)
         if length > len(self):
             raise value_error(
-                f"the text has {length} tokens and the table has {len(self)} "
+                f"the text has {length} tokens, but the table has only {len(self)} "
                 "positions: truncate the text"
             )
         return self.weight[self.offset : self.offset + length]

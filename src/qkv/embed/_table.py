@@ -22,9 +22,9 @@ def fixed_table(weight: Any, *, dtype: Any = None) -> Array:
     """Return `weight` as a read-only table (rows, dim)."""
     table = as_array(weight, name="weight")
     if table.ndim != 2 or table.shape[1] == 0:
-        raise value_error(f"weight has shape {table.shape}: give a table (rows, dim)")
+        raise value_error(f"weight has shape {table.shape}; pass a table (rows, dim)")
     if not is_float(table.dtype) and table.dtype.kind not in "iu":
-        raise type_error(f"weight is {table.dtype}: give floats or integers")
+        raise type_error(f"weight is {table.dtype}; pass floats or integers")
     kind = native(table.dtype) if dtype is None else dtype
     table = table.astype(kind, copy=table.flags.writeable)
     table.setflags(write=False)
@@ -37,7 +37,7 @@ def take_rows(table: Array, ids: Any, *, name: str) -> Array:
     if wanted.size == 0:
         wanted = wanted.astype(np.int64)
     if wanted.dtype.kind not in "iu":
-        raise type_error(f"{name}s are {wanted.dtype}: give integers")
+        raise type_error(f"{name}s are {wanted.dtype}; pass integers")
     outside = wanted[(wanted < 0) | (wanted >= len(table))]
     if outside.size:
         numbers = ", ".join(str(value) for value in np.unique(outside)[:5])
@@ -104,21 +104,21 @@ class TokenEmbedding:
         if dim is not None:
             dim = whole_number(dim, name="dim", least=1)
         if weight is not None and seed is not None:
-            raise value_error("weight and seed are both given: give only one of them")
+            raise value_error("weight and seed are both given; pass only one of them")
         if weight is None:
             if dim is None:
-                raise value_error("neither dim nor weight is given: give one of them")
+                raise value_error("neither dim nor weight is given; pass one of them")
             numbers = np.random.default_rng(seed).standard_normal((len(tokenizer), dim))
             weight = numbers.astype(kind or np.float32)
         table = fixed_table(weight, dtype=kind)
         if dim is not None and table.shape[1] != dim:
             raise value_error(
-                f"weight has rows of {table.shape[1]} and dim is {dim}: give equal sizes"
+                f"weight has rows of size {table.shape[1]}, but dim is {dim}; pass the same size"
             )
         if len(table) < len(tokenizer):
             raise value_error(
                 f"weight has {len(table)} rows and the tokenizer has {len(tokenizer)} "
-                "ids: give a row for each id"
+                "ids; pass a row for each id"
             )
         self.tokenizer = tokenizer
         self.weight = table
@@ -133,7 +133,7 @@ class TokenEmbedding:
         """
         if not isinstance(text, str):
             raise type_error(
-                f"text is {type(text).__name__}: give one string, and make one call per text"
+                f"text is {type(text).__name__}; pass one string, and make one call per text"
             )
         return self.rows(self.tokenizer(text).ids)[None]  # (1, T, dim)
 

@@ -25,7 +25,7 @@ def apply_rotary(
 
     Args:
         x: (..., L, d), queries or keys; float16, bfloat16, float32 or float64.
-        positions: integers or floats that broadcast to (..., L): for example (L,) for queries (...,
+        positions: integers or floats that broadcast to (..., L), for example (L,) for queries (...,
             H, L, d), or (B, 1, L) for a batch (B, H, L, d) with different positions in each text.
         base: a larger base makes the last pairs rotate more slowly.
         interleaved: if True, the numbers at indices 2i and 2i + 1 form a pair, as in RoFormer and
@@ -38,15 +38,16 @@ def apply_rotary(
 
     Returns:
         A new array with the shape and type of `x`.
-        Angles are computed in float64. Half-precision inputs are converted to float32 and rotated.
+        Angles are computed in float64. Half-precision inputs are rotated in float32.
 
     Raises:
         TypeError: `x` is not a float array, or `positions` are not numbers.
         ValueError: `dims` is odd or larger than d; `positions` do not broadcast or are not finite;
-            `base` is not finite and positive; or `speeds` does not hold one finite number per pair.
+            `base` is not a finite positive number; or `speeds` does not hold one finite number per
+            pair.
 
     Source:
-        Su et al. 2021, RoFormer, equation 34. The code of GPT-NeoX rotates only `dims` numbers.
+        Su et al. 2021, RoFormer, equation 34. GPT-NeoX's code rotates only `dims` numbers.
 
     Example:
         A quarter turn moves (1, 0) to (0, 1):
@@ -56,9 +57,9 @@ def apply_rotary(
     """
     array = arrays.as_array(x, name="x")
     if not arrays.is_float(array.dtype):
-        raise type_error(f"x is {array.dtype}: give float16, bfloat16, float32 or float64")
+        raise type_error(f"x is {array.dtype}; pass float16, bfloat16, float32 or float64")
     if array.ndim == 0:
-        raise value_error("x is a single number: give (..., L, d)")
+        raise value_error("x is a single number; pass (..., L, d)")
     base, dims = checked_rotary(base, dims, array.shape[-1])
     speeds = rotary_speeds(base, dims) if speeds is None else _checked_speeds(speeds, dims)
     cos, sin = rotation_at(array, positions, speeds, interleaved)
@@ -71,10 +72,10 @@ def rotation_at(
 ) -> tuple[Array, Array]:
     """Return the factors that `rotate_pairs` applies to `x (..., L, d)`.
 
-    `speeds` has the shape (dims / 2,), or contains one row of dims / 2 numbers for each position.
+    `speeds` has shape (dims / 2,), or contains one row of dims / 2 numbers for each position.
 
     Returns:
-        `(cosines, sines)` times `scale`.
+        `(cosines, sines)`, multiplied by `scale`.
         Cosines and sines have the axes of `positions`, followed by a last axis of length `dims`.
         The sine for the first number of each pair is negative: -sin(angle).
     """
@@ -119,14 +120,15 @@ def _rotated_size(dims: int | None, size: int) -> int:
     if dims is None:
         if size == 0 or size % 2:
             raise value_error(
-                f"x has rows of {size}, which cannot be paired: "
-                "give an even size, or set dims to the number of rotated entries"
+                f"x has rows of size {size}, whose entries cannot be paired; "
+                "pass an even size, or set dims to the number of rotated entries"
             )
         return size
     dims = arrays.whole_number(dims, name="dims", least=2)
     if dims % 2 or dims > size:
         raise value_error(
-            f"dims is {arrays.quote(dims)} and x has rows of {size}: give an even dims up to {size}"
+            f"dims is {arrays.quote(dims)} and x has rows of size {size}; pass an even number up "
+            f"to {size}"
         )
     return dims
 
@@ -142,7 +144,7 @@ def rotary_speeds(base: float, dims: int) -> Array:
 
 
 def checked_rotary(base: float, dims: int | None, size: int) -> tuple[float, int]:
-    """Check `base` and `dims` of `apply_rotary` for queries of length `size`; return both."""
+    """Check `apply_rotary`'s `base` and `dims` for vectors of size `size`; return both."""
     dims = _rotated_size(dims, size)
     return positive_number(base, name="base"), dims
 
@@ -152,8 +154,8 @@ def _checked_speeds(speeds: ArrayLike, dims: int) -> Array:
     checked = arrays.as_array(speeds, name="speeds").astype(np.float64)
     if checked.shape != (dims // 2,) or not np.isfinite(checked).all():
         raise value_error(
-            f"speeds has shape {checked.shape}, but {dims} rotated dimensions need "
-            f"({dims // 2},): give finite numbers in this shape"
+            f"speeds has shape {checked.shape} and {dims} dimensions are rotated; pass finite "
+            f"numbers of shape ({dims // 2},)"
         )
     return checked
 
@@ -162,15 +164,15 @@ def _checked_positions(positions: ArrayLike, shape: tuple[int, ...]) -> Array:
     """Return positions as float64; raise an error unless they broadcast to `shape`."""
     checked = arrays.as_array(positions, name="positions")
     if checked.size and not arrays.is_float(checked.dtype) and checked.dtype.kind not in "iu":
-        raise type_error(f"positions are {checked.dtype}: give integers or floats")
+        raise type_error(f"positions are {checked.dtype}; pass integers or floats")
     try:
         np.broadcast_to(checked, shape)
     except ValueError:
         raise value_error(
             f"positions have shape {checked.shape} and x has {shape} before its last "
-            "dimension: give positions that broadcast to this shape"
+            "dimension; pass positions that broadcast to this shape"
         ) from None
     checked = checked.astype(np.float64)
     if not np.isfinite(checked).all():
-        raise value_error("positions are not all finite: give finite numbers")
+        raise value_error("positions are not all finite; pass finite numbers")
     return checked

@@ -17,7 +17,7 @@ from qkv.arrays import quote
 from qkv.edits import edits_of, schema as edits_schema
 from qkv.files import StrPath, ordinary, replacing
 
-_MAX_BYTES = 2**26  # of a file; the edits in a file may contain large arrays
+_MAX_BYTES = 2**26  # the maximum size of a file, whose edits may contain large arrays
 _TYPES: dict[str, Any] = {
     **{"object": dict, "array": list, "string": str},
     **{"integer": int, "number": (int, float)},
@@ -48,13 +48,13 @@ def read(path: StrPath) -> dict[str, Any]:
     size = ordinary(path).stat().st_size
     if size > _MAX_BYTES:
         raise ValueError(
-            f"{path}: the file has {size} bytes: give a finding of at most {_MAX_BYTES} bytes"
+            f"{path}: the file has {size} bytes; pass a finding of at most {_MAX_BYTES} bytes"
         )
     try:
         value = json.loads(Path(path).read_bytes().decode(), parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"{path}: it is not valid JSON: {reason:.200}") from None
+        raise ValueError(f"{path} is not valid JSON: {reason:.200}") from None
     fault = _fault(value, schema(), "it")
     if fault:
         raise ValueError(f"{path}: {fault}")
@@ -76,7 +76,7 @@ def write(path: StrPath, value: dict[str, Any]) -> None:
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"the file holds {constant}, which JSON does not allow")
+    raise ValueError(f"the file contains {constant}, which JSON does not allow")
 
 
 def _fault(value: Any, rule: dict[str, Any], where: str) -> str:
@@ -145,7 +145,7 @@ def read_article(path: StrPath, load: Callable[[Path, str], Item]) -> tuple[str,
     try:
         text = ordinary(path).read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: it is not UTF-8: {error.reason} at byte {error.start}") from None
+        raise ValueError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = list(_fold_findings(markdown.parse(text), str(path)))
     for token in tokens:
@@ -214,12 +214,12 @@ def _data_url(folder: Path, source: str, path: str) -> str:
     if "://" in source or not kind.startswith("image/"):
         raise ValueError(
             f"{path}: the picture {source} is not a local picture file, but the page must work "
-            "offline: name a .png, .svg, .jpg or .gif file"
+            "offline: use a .png, .svg, .jpg or .gif file"
         )
     content = _inside(folder, unquote(source), path).read_bytes()
     if len(content) > _LARGEST_PICTURE:
         raise ValueError(
-            f"{path}: the picture {source} has {len(content)} bytes: give a picture of at most "
+            f"{path}: the picture {source} has {len(content)} bytes; use a picture of at most "
             f"{_LARGEST_PICTURE} bytes"
         )
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"

@@ -14,7 +14,7 @@ from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.files import StrPath
 from qkv.findings._finding_files import read, read_article, write
 from qkv.models import load
-from qkv.models.files.find import find_model, shipped_models
+from qkv.models.files.find import find_model, places, shipped_models
 from qkv.models.model import Model
 from qkv.models.run.truncation import callers
 from qkv.models.tasks.predict import mask_positions
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 TOP = 5  # A finding stores this many words: the words with the highest probabilities.
 # Two probabilities count as equal if they differ by at most this number. The file
-# screens/findings.js defines the same tolerance.
+# screens/findings.js defines the same tolerance, and a second tolerance for pages that round
+# numbers.
 TOLERANCE = 1e-4
 
 Prediction = tuple[str, float]
@@ -98,12 +99,12 @@ class Finding:
         return {"qkv_finding": 1, **{name: getattr(self, name) for name in fields}, **pairs}
 
     def save(self, path: StrPath) -> None:
-        """Write the finding to a JSON file; a failed write changes no file."""
+        """Write the finding to a JSON file; a failed write does not change the file."""
         write(path, self.to_dict())
 
     @classmethod
     def load(cls, path: StrPath) -> "Finding":
-        """Read the finding in a file.
+        """Read a finding from a file.
 
         Raises:
             FileNotFoundError: the file does not exist.
@@ -120,19 +121,18 @@ class Finding:
         """Measure the finding again.
 
         Args:
-            model: the model, its folder or its name. If the finding's model comes with qkv, this
-                model is the default. Nothing is downloaded.
+            model: the model, its folder, its GGUF file or its name. The default is the finding's
+                model, if it comes with qkv or its name is "smollm2". Nothing is downloaded.
 
         Returns:
-            A `Verification`: `.holds` is true if both measurements give the same words in the same
-                order, with probabilities that differ by at most 0.0001. `.differences` contains
-                a sentence for each difference. If the model has other parameters than the finding's
-                model, the model is not run, and `.holds` is false.
+            A `Verification` that compares the words and their probabilities. If the model's
+                parameters differ from those of the finding's model, the model is not run, and
+                `.holds` is false.
 
         Raises:
             FileNotFoundError: the model is not on this machine.
-            ValueError: `model` is None and the finding's model does not come with qkv; or the
-                position or the edits of the finding do not fit the text.
+            ValueError: `model` is None and qkv does not know the name of the finding's model; or
+                the position or the edits of the finding do not fit the text.
         """
         used = self._choose_model(model)
         other = used.sha256 != self.model["sha256"]
@@ -154,12 +154,13 @@ class Finding:
         if self._model is not None:
             return self._model
         name = self.model["name"]
-        if name not in shipped_models():
+        if name not in {known for known, *_ in places()}:
             raise value_error(
-                f"the finding belongs to {quote(name)}, which does not come with qkv: "
-                "give that model or its folder"
+                f"the finding belongs to {quote(name)}, which does not come with qkv; "
+                "pass that model or its folder"
             )
-        return load(shipped_models()[name])
+        find_model(name, download=False)
+        return load(shipped_models().get(name, name))
 
     def _differences(self, used: Model) -> list[str]:
         """Describe each difference between new predictions and the finding's predictions."""
@@ -170,8 +171,8 @@ class Finding:
         for name, old, new in pairs:
             for rank, (one, other) in enumerate(zip_longest(old, new[: len(old)]), 1):
                 if other is None or one[0] != other[0] or not abs(one[1] - other[1]) <= TOLERANCE:
-                    here = "nothing" if other is None else f"{other[0]}, {other[1]:.4f}"
-                    there = f"{one[0]}, {one[1]:.4f}"
+                    here = "nothing" if other is None else f"{other[0]} ({other[1]:.4f})"
+                    there = f"{one[0]} ({one[1]:.4f})"
                     differences.append(f"{name}, word {rank}: {there} in the finding, {here} here")
         return differences
 
@@ -186,7 +187,7 @@ class Finding:
 
 @public_call("finding")
 def finding(
-    model: Model,
+    model: AnyModel,
     text: str,
     *,
     position: int | None = None,
@@ -198,7 +199,8 @@ def finding(
     """Measure how edits change the predictions at one position of a text.
 
     Args:
-        model: an encoder with a language-model head, or a decoder.
+        model: an encoder with a language-model head, or a decoder; or its folder, its GGUF file or
+            its name, such as "smollm2".
         text: a string; "[MASK]", "_" or "?" marks a missing word, as in `Model.predict`.
         position: a token's position; negative numbers count from the end. An encoder predicts the
             word at this position. A decoder predicts the token at the next position. By default,
@@ -213,9 +215,9 @@ def finding(
         The finding: `.before` and `.after` contain the five most probable words.
 
     Raises:
-        TypeError: `model` is not a model, or the text or the claim is not a string.
-        ValueError: the model predicts no words; the text is empty, too long or lacks a mask; the
-            position does not exist; or an edit is a function or does not fit the text.
+        TypeError: `model` is not a model or a name, or the text or the claim is not a string.
+        ValueError: the model does not predict words; the text is empty or too long, or lacks a
+            mask; the position does not exist; or an edit is a function or does not fit the text.
 
     >>> import qkv
     >>> model = qkv.load("books-decoder")
@@ -223,9 +225,8 @@ def finding(
     >>> finding.position, [len(finding.before), len(finding.after)]
     (3, [5, 5])
     """
-    if not isinstance(model, Model):
-        raise type_error(f"model is {quote(model)}: give a model from qkv.load()")
     check_text(claim, name="claim")
+    model = model if isinstance(model, Model) else load(model)
     tokens = _tokens(model, text)
     if position is None and model.generates:
         position = -1
@@ -284,8 +285,9 @@ def publish(
         article: a Markdown file. Each paragraph `![claim](finding.json)` is replaced by the finding
             in finding.json; the path is relative to the article's folder. Findings that the article
             does not name are shown below the article.
-        model: the model, its folder or its name; needed if the model does not come with qkv.
-        theme: "light", "dark", or "auto" for the theme of the system.
+        model: the model, its folder, its GGUF file or its name; needed unless the model is
+            "smollm2" or comes with qkv.
+        theme: "light", "dark", or "auto" for the system's theme.
 
     Raises:
         FileNotFoundError: a file or the model is not on this machine.
@@ -314,7 +316,7 @@ def view_of(
     for one in listed:
         if not isinstance(one, Finding):
             raise type_error(
-                f"`findings` contains {quote(one)}: give findings from qkv.finding or "
+                f"`findings` contains {quote(one)}; pass findings from qkv.finding or "
                 "qkv.Finding.load"
             )
     parts: list[str | Finding] = []
@@ -325,7 +327,7 @@ def view_of(
     every = [part for part in parts if isinstance(part, Finding)]
     if not every:
         where = "" if article is None else f" or placed in {article}"
-        raise value_error(f"no finding was given{where}: give at least one finding")
+        raise value_error(f"no finding was given{where}; pass at least one finding")
     names = {one.model["sha256"]: one.model["name"] for one in every}
     if len(names) > 1:
         raise value_error(
@@ -335,7 +337,7 @@ def view_of(
     default = next((one._model for one in every if one._model is not None), None)
     used = every[0]._choose_model(default if model is None else model)
     if used.sha256 not in names:
-        raise value_error(f"{every[0]._other(used)}: give the model of the finding")
+        raise value_error(f"{every[0]._other(used)}; pass the model of the finding")
     for one in every:
         differences = one._differences(used)
         if differences:
@@ -364,7 +366,7 @@ def _tokens(model: Model, text: str) -> "Tokenized":
     """Return the tokens of a text. Raise an error if the text is too long for the model.
 
     Raises:
-        ValueError: the model predicts no words, or the text is empty or too long.
+        ValueError: the model does not predict words, or the text is empty or too long.
     """
     check_text(text, name="text")
     model.need("analyse")
@@ -372,10 +374,10 @@ def _tokens(model: Model, text: str) -> "Tokenized":
     model.reader.need_tokenizer()
     tokens, limit = model.tokenize(text), model.max_seq_length
     if all(tokens.special) and model.mask not in tokens.tokens:
-        raise value_error("the text is empty: give a text with words")
+        raise value_error("the text is empty; pass a text with words")
     if limit is not None and len(tokens) > limit:
         raise value_error(
-            f"the text has {len(tokens)} tokens and {model.name} reads at most {limit} "
+            f"the text has {len(tokens)} tokens, but {model.name} reads at most {limit} "
             "tokens: shorten the text"
         )
     return tokens
@@ -387,7 +389,7 @@ def _predict(
     """Return the most probable words at a position, without edits and with edits."""
     if not 0 <= position < len(tokens):
         raise value_error(
-            f"position is {quote(position)} and the text has {len(tokens)} tokens: give 0 "
+            f"position is {quote(position)}, but the text has {len(tokens)} tokens; pass 0 "
             f"to {len(tokens) - 1}"
         )
     top = min(TOP, model.need_words())

@@ -14,7 +14,7 @@ from qkv.attend.arguments import Call
 from qkv.attend.attention import AttentionSummary, answer, summarize_call
 from qkv.trace import Trace
 
-# The arrays that summarize a layer, and the value that fills positions without recorded attention.
+# The arrays that summarise a layer, and the value that fills positions without recorded attention.
 _EMPTY = {"top_indices": -1, "top_weights": 0, "received": 0, "lse": -np.inf}
 # State: a torch model calls attention without an argument for the recording. The recording is
 # current in the `with` block of one thread.
@@ -30,14 +30,14 @@ class Ran:
 
     Attributes:
         owner: the layer that called attention.
-        mask: the mask object that all layers of one forward pass share, so it identifies the pass.
+        mask: the mask object that all layers of one forward pass share; it identifies the pass.
             None if unknown.
         start: the position of the first query in its text; None if unknown.
         first_key: the position of the first key in its text.
-        is_causal: whether attention is causal: no query sees later positions.
+        is_causal: whether attention is causal (no query sees later positions).
         padding: `(B, T)`, True for tokens and False for padding; None without padding.
         call: an object that identifies the call of `owner`. If `owner` computes attention twice in
-            one call, this object is the same in the two records.
+            one call, this object is the same in both records.
         part: the part of the model that contains the layer, such as the encoder; None if unknown.
         whole: the outermost module that ran.
     """
@@ -112,7 +112,7 @@ class Recording(Trace):
     """The trace of `qkv.record`, with a summary of each layer's attention.
 
     Set `tokens` to a list of tokens or, for several texts, to a list for each text.
-    Before `tokens` is set, each token is named by its position.
+    Until `tokens` is set, each token is named by its position.
     """
 
     def __init__(self, top_k: int, tokens: Sequence[Any] | None, module: Any) -> None:
@@ -216,16 +216,16 @@ class Recording(Trace):
     @tokens.setter
     def tokens(self, tokens: Sequence[Any]) -> None:
         if isinstance(tokens, str):
-            raise TypeError("record: `tokens` is a string: give a list of tokens")
+            raise TypeError("record: `tokens` is a string; pass a list of tokens")
         if not self._spans:
             self._early_tokens = [text if isinstance(text, str) else list(text) for text in tokens]
             return
         texts = [tokens] if tokens and isinstance(tokens[0], str) else list(tokens)
         if len(texts) != len(self._spans):
             raise ValueError(
-                f"record: `tokens` is for {len(texts)} texts, but the run has "
-                f"{len(self._spans)}: "
-                "give a list of tokens for each text"
+                f"record: `tokens` holds {len(texts)} texts, but the run has "
+                f"{len(self._spans)}; "
+                "pass a list of tokens for each text"
             )
         named = []
         for number, (text, span) in enumerate(zip(texts, self._spans, strict=True)):
@@ -233,8 +233,8 @@ class Recording(Trace):
             if len(text) not in (size, self._longest):
                 raise ValueError(
                     f"record: `tokens` lists {len(text)} tokens for text {number}, "
-                    f"which has {size}: "
-                    "give all tokens of the text, with or without its padding"
+                    f"which has {size}; "
+                    "pass all tokens of the text, with or without its padding"
                 )
             named.append([str(t) for t in (text if len(text) == size else text[span])])
         self._name(named)
@@ -259,9 +259,9 @@ def record(
     arrays for each layer:
 
     - `top_indices` and `top_weights (B, Hq, T, top_k)`: the keys with the most weight for each
-      query, the largest weight first, padded with -1 and 0;
+      query, largest weight first; unused entries have the index -1 and the weight 0;
     - `received (B, Hq, T)`: the sum of the weights that each key received from all queries;
-    - `lse (B, Hq, T)`: the natural logarithm of each query's sum of exponentials.
+    - `lse (B, Hq, T)`: the natural logarithm of the sum of `exp(score)` over each query's keys.
 
     `qkv.show(trace)` shows the trace; for a batch, call `qkv.show(trace[0])`. For an
     encoder-decoder, `show` draws the tokens and the layers of the encoder. The trace also contains
@@ -304,7 +304,7 @@ def record(
         )
     if module is not None and not callable(getattr(module, "named_modules", None)):
         raise TypeError(
-            f"record: `module` is a {type(module).__name__}: give a part of the model, such as "
+            f"record: `module` has type {type(module).__name__}; pass a part of the model, such as "
             "model.language_model"
         )
     recording = Recording(top_k, tokens, module)
@@ -317,7 +317,7 @@ def record(
 
 
 def _of_tokens(call: Call, ran: Ran) -> Call:
-    """Remove padding queries from a `Call`, so that they add no weight to any key."""
+    """Remove padding queries from a `Call`, so that they do not add weight to any key."""
     length = call.plan.length
     start = ran.start or 0
     if ran.padding is None or ran.padding.shape[0] != (call.plan.lead or (1,))[-1]:
@@ -375,8 +375,8 @@ def _check_one_part(layers: Sequence[_Layer], paths: Sequence[tuple[Any, str]]) 
     if whole is None:
         models = ", ".join(type(x).__name__ for x in wholes.values())
         raise ValueError(
-            f"record: several models ran in one block, {models}: use a block for each model, "
-            "or name the model to record, record(module=model)"
+            f"record: several models ran in one block ({models}); use a block for each model, or "
+            "choose one of the models with record(module=model)"
         )
     names, ids = _names(whole), [part for part, _ in groups]
     parts = {}
@@ -387,7 +387,7 @@ def _check_one_part(layers: Sequence[_Layer], paths: Sequence[tuple[Any, str]]) 
         parts[re.sub(r"\.(\d+)", r"[\1]", f"model.{path}")] = type(layer.first.owner).__name__
     listed = ", ".join(f"{path} ({kind})" for path, kind in parts.items())
     raise ValueError(
-        f"record: attention ran in {len(parts)} parts of {type(whole).__name__}, {listed}: name "
+        f"record: attention ran in {len(parts)} parts of {type(whole).__name__}, {listed}; pass "
         f"the part to record, for example record(module={[*parts][-1]})"
     )
 

@@ -9,7 +9,7 @@ from qkv.arrays import Array, torch_bfloat16
 
 
 def torch_module() -> Any:
-    """Return the module torch, which must have been imported."""
+    """Return the torch module, which must already have been imported."""
     return sys.modules["torch"]
 
 

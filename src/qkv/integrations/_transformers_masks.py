@@ -1,4 +1,4 @@
-"""Convert masks of transformers to options of `qkv.attention`."""
+"""Convert `transformers` masks to options of `qkv.attention`."""
 
 import functools
 import sys
@@ -37,7 +37,7 @@ Window = tuple[int | None, int | None]
 
 
 class MaskOptions:
-    """The options of `qkv.attention` that describe a mask of `transformers`.
+    """The options of `qkv.attention` that describe a `transformers` mask.
 
     Most masks are described by options such as `is_causal`, `window` and `key_lengths`. For any
     other mask, the only option is `attn_mask`, an array with the mask itself.
@@ -65,7 +65,7 @@ class MaskOptions:
 
     @property
     def is_causal(self) -> bool:
-        """Whether attention is causal: no query sees later positions."""
+        """Whether attention is causal (no query sees later positions)."""
         return any(window is not None and window[1] == 0 for window in self.windows)
 
     @functools.cached_property
@@ -110,8 +110,8 @@ class MaskOptions:
 def windows(function: Any) -> list[Window | None]:
     """Return the windows of a mask function; a key is visible if it is inside all windows.
 
-    A window is a pair as in the option `window` of `qkv.attention`. If `_known_functions` does
-    not recognize a function, the list contains None in place of the function's window.
+    A window is a pair as in the option `window` of `qkv.attention`. If `_known_functions` does not
+    recognise a function, the list contains None in place of the function's window.
     """
     rule = _known_functions().get(getattr(function, "__code__", None))
     if rule is None:

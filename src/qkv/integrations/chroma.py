@@ -1,4 +1,4 @@
-"""`TextEncoder`: a qkv model as an embedding function of Chroma.
+"""`TextEncoder`: a qkv model as an embedding function for Chroma.
 
 The class is created on first use, so that Chroma is not imported earlier.
 """

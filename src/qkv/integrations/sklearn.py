@@ -25,7 +25,7 @@ class Encoding:
     the model once.
 
     Args:
-        model: the argument of `qkv.load`: a folder, a short name or a Hub id.
+        model: the argument of `qkv.load` (a folder, a short name or a Hub id).
         prompt_name: the name of a prompt. All arguments except `model` are options of
             `Model.encode`.
         prompt: a string that is inserted before each text.
@@ -60,7 +60,7 @@ class Encoding:
         """Check that `X` contains texts, and learn nothing.
 
         Args:
-            X: texts, (n,): a list, an array or one column of a table.
+            X: texts (n,), as a list, an array or one column of a table.
             y: not used.
 
         Raises:
@@ -75,11 +75,11 @@ class Encoding:
         """Return the vectors of texts, (n, D) float32.
 
         Args:
-            X: texts, (n,): a list, an array or one column of a table.
+            X: texts (n,), as a list, an array or one column of a table.
 
         Raises:
             TypeError: a text is not a string.
-            ValueError: `X` is a table with several columns, or `Model.encode` refuses an option.
+            ValueError: `X` is a table with several columns, or `Model.encode` rejects an option.
         """
         names = ("prompt_name", "prompt", "normalize_embeddings", "truncate_dim", "batch_size")
         options = {name: getattr(self, name) for name in names}
@@ -97,7 +97,7 @@ class Encoding:
         return width if self.truncate_dim is None else self.truncate_dim
 
     def __sklearn_is_fitted__(self) -> bool:
-        """Return True, because an encoder needs no fitting."""
+        """Return True, because an encoder does not need fitting."""
         return True
 
     def __sklearn_tags__(self) -> Any:
@@ -117,13 +117,13 @@ def _load(name: str | None) -> Model:
 def _texts(X: Any) -> list[str]:
     shape = np.shape(X) if hasattr(X, "shape") else ()
     if len(shape) > 1:
-        raise ValueError(f"TextEncoder: X is a table {shape}: give one column of texts, (n,)")
+        raise ValueError(f"TextEncoder: X is a table {shape}; pass one column of texts, (n,)")
     return check_texts(X)
 
 
 @cache
 def _make_class() -> type:
-    """Return the class `TextEncoder` with the base classes of scikit-learn."""
+    """Return the class `TextEncoder` with scikit-learn's base classes."""
     from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
     bases = (Encoding, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)

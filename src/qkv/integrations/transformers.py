@@ -1,4 +1,4 @@
-"""qkv as the attention of any model of Hugging Face's transformers, on a CPU."""
+"""qkv as the attention of any Hugging Face transformers model, on a CPU."""
 
 import functools
 import inspect
@@ -27,17 +27,17 @@ OUTSIDE = (
 
 
 def register() -> None:
-    """Make `attn_implementation="qkv"` work for the models of `transformers`, on a CPU.
+    """Make `attn_implementation="qkv"` work for `transformers` models, on a CPU.
 
     Call this function once per process. After `from_pretrained(name, attn_implementation="qkv")` or
-    `model.set_attn_implementation("qkv")`, qkv computes all attention that uses the interface of
-    `transformers`. Tensors of float32, float64, float16 and bfloat16 are read and returned without
-    copies. Causal masks, sliding windows and padding reach the kernel as options such as
+    `model.set_attn_implementation("qkv")`, qkv computes all attention that uses the `transformers`
+    attention interface. Tensors of float32, float64, float16 and bfloat16 are read and returned
+    without copies. Causal masks, sliding windows and padding reach the kernel as options such as
     `is_causal`, so no `(L, S)` mask is made for them. The model's softcaps, sinks, position bias
-    and grouped heads are supported. In training, gradients are computed for all inputs that require
-    gradients. The memory for gradients grows linearly with the sequence length.
+    and grouped heads are supported. During training, gradients are computed for all inputs that
+    require gradients. The memory for gradients grows linearly with the sequence length.
 
-    Source: the attention interface of transformers,
+    Source: transformers' attention interface,
     https://huggingface.co/docs/transformers/attention_interface
 
     Raises:
@@ -66,7 +66,7 @@ def attend(
     position_bias: Any = None,
     **others: Any,
 ) -> tuple[Any, Any]:
-    """Compute attention for a model of transformers.
+    """Compute attention for a `transformers` model.
 
     Args:
         module: the layer that calls attention.
@@ -75,7 +75,7 @@ def attend(
         value: `(B, Hkv, S, dv)`.
         attention_mask: the result of `mask`, or the model's own mask; None without a mask.
         dropout: must be 0 during training.
-        scaling: the factor of the scores; a learned factor is a tensor.
+        scaling: the factor by which scores are multiplied; a learned factor is a tensor.
         is_causal: whether attention without a mask is causal; if None, `module.is_causal` decides.
         softcap: as for `qkv.attention`.
         s_aux: `(Hq,)`, the sinks.
@@ -119,7 +119,7 @@ def attend(
 
 @functools.cache
 def _functions() -> tuple[Any, Any]:
-    """Return two functions of torch's autograd: attention, and one that joins its results.
+    """Return two torch autograd functions: attention, and one that joins its results.
 
     The second makes the output depend on the weights, whose gradient is `grad @ value.T`.
     """
@@ -252,7 +252,7 @@ def _collects_weights() -> bool:
 
 
 def _option_of(dropout: float, config: Any) -> str:
-    """Guess the name of the option in the model's config that has the value `dropout`."""
+    """Guess which option in the model's config has the value `dropout`; return its name."""
     options = getattr(config, "__dict__", {})
     names = [name for name, value in options.items() if "drop" in name and value == dropout]
     return min(names, key=lambda name: "att" not in name, default="dropout")
@@ -298,7 +298,7 @@ class Running(NamedTuple):
     kwargs: dict[str, Any]
 
     def argument(self, name: str) -> Any:
-        """Return the argument of this name; None if the caller omitted it."""
+        """Return the argument with this name; None if the caller omitted it."""
         names = inspect.signature(self.module.forward).parameters
         return dict(zip(names, self.args, strict=False)).get(name, self.kwargs.get(name))
 
@@ -312,10 +312,10 @@ class Running(NamedTuple):
 
 
 def running(owner: Any) -> list[Running]:
-    """Return the running modules, from `owner` outward to the model; [] if `owner` does not run.
+    """Return the running modules, from `owner` outward to the model; [] if it is not running.
 
-    The modules are read from Python's frames, because torch keeps no list of running modules and
-    `torch.compile` skips hooks.
+    The modules are read from Python's frames, because torch does not keep a list of running modules
+    and `torch.compile` skips hooks.
     """
     code = torch_module().nn.Module._call_impl.__code__
     frame: Any = sys._getframe()
@@ -356,7 +356,7 @@ def locate_call(ran: Ran, query: Array, key: Array) -> Ran:
                 "record(module=another part)"
             )
     about = {"call": calls[0].kwargs, "part": inside[-1].module, "whole": calls[-1].module}
-    if ran.mask is None and length == key.shape[-2]:  # no mask of qkv was passed
+    if ran.mask is None and length == key.shape[-2]:  # no qkv mask was passed
         for mask in (one.argument("attention_mask") for one in inside):
             if mask is not None and tuple(mask.shape) == (texts, length):
                 about |= {"start": 0, "padding": mask.detach().bool().numpy().copy()}

@@ -17,16 +17,16 @@ class ConvolutionSaved(NamedTuple):
 
     pre: Array  # (..., T, D), the input of the activation.
     near: Array  # (..., T, K, D), the vectors of the K tokens around each token.
-    rows: Array  # (T, K), the row of each of these tokens.
-    seen: Array  # (T, K), whether this token exists; otherwise its vector is 0.
+    rows: Array  # (T, K), the rows of the K tokens around each token.
+    seen: Array  # (T, K), whether each of the K tokens exists; if not, its vector is 0.
 
 
 class Convolution(base.Layer):
-    """A layer that computes each token's vector from the K tokens around it, then an activation.
+    """A layer that applies an activation to a weighted sum of the K tokens around each token.
 
     Args:
         parameters: "weight" (D, D / groups, K) and "bias" (D,), as in torch; K is odd.
-        activation: "tanh", or an activation of `MLP`.
+        activation: "tanh", or an activation that `MLP` accepts.
     """
 
     def __init__(self, parameters: Mapping[str, ArrayLike], activation: str) -> None:
@@ -46,7 +46,7 @@ class Convolution(base.Layer):
         """Run the forward pass without checks; if `save`, also return the values for `backward`.
 
         `x` is (..., T, D), or rows (total, D) of texts that begin at `cu`. `real` (total,) is False
-        for tokens that other tokens do not read. A convolution records nothing.
+        for tokens that other tokens do not read. `record` is unused.
         """
         x, dtype = base.promote(x, self.parameters)
         length = x.shape[-2]

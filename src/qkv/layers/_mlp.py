@@ -38,7 +38,8 @@ class MLP(base.Feed):
         dtype: the type of the parameters.
 
     The result has the type to which NumPy promotes `x` and the parameters. Integer inputs are
-    converted to the type of the parameters. Half-precision inputs are computed in float32.
+    converted to the type of the parameters. For half-precision inputs, the layer computes in
+    float32.
 
     Source:
         Vaswani et al. 2017, section 3.3. Shazeer 2020, "GLU Variants Improve Transformer",
@@ -78,7 +79,7 @@ class MLP(base.Feed):
         Args:
             parameters: "up_proj.weight" (D, F) and "down_proj.weight" (F, D). A gated MLP also has
                 "gate_proj.weight" (D, F). Biases, such as "up_proj.bias" (F,), are optional.
-            activation: as for `MLP`.
+            activation: as in `MLP`.
         """
         layer = cls.__new__(cls)
         layer._set(base.check_parameters(parameters), activation)

@@ -26,7 +26,7 @@ PACKED = (*PADDED, *arguments.PACKED)
 
 
 def public(method: Method) -> Method:
-    """Decorate a method that users call: errors name the layer's class, and NumPy does not warn."""
+    """Decorate a public method: its errors name the layer's class, and NumPy does not warn."""
     return public_method(quiet(method))
 
 
@@ -64,16 +64,16 @@ def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Array]:
     for name, array in arrays.items():
         if not is_float(array.dtype):
             raise type_error(
-                f"{name} is {array.dtype}: parameters must be floats, "
-                f"write {name}.astype(np.float32)"
+                f"{name} is {array.dtype}, but parameters are floats; "
+                f"pass {name}.astype(np.float32)"
             )
     return arrays
 
 
 def need_shape(array: Array, shape: Shape, *, name: str, why: str) -> None:
-    """Raise an error that ends with `why`, unless `array` has this shape."""
+    """Raise an error that ends with `why`, unless `array` has the given shape."""
     if array.shape != shape:
-        raise value_error(f"{name} has shape {array.shape} and must have {shape}: {why}")
+        raise value_error(f"{name} has shape {array.shape}, but must have {shape}: {why}")
 
 
 def need_shapes(parameters: Arrays, shapes: Mapping[str, Shape], *, why: str) -> None:
@@ -97,10 +97,10 @@ def common_type(types: Iterable[DType]) -> DType:
 
 
 def word_vectors(x: Any, *, name: str, of_texts: bool = True) -> Array:
-    """Return `x` as an array of floats or integers; with `of_texts` it must be (..., T, D)."""
+    """Return `x` as an array of floats or integers; if `of_texts`, it must be (..., T, D)."""
     array = as_array(x, name=name)
     if not is_float(array.dtype) and array.dtype.kind not in "iu":
-        raise type_error(f"{name} is {array.dtype}: give floats or integers")
+        raise type_error(f"{name} is {array.dtype}; pass floats or integers")
     if of_texts and array.ndim < 2:
         raise value_error(f"{name} has shape {array.shape}: it must be (..., T, D)")
     return array
@@ -110,7 +110,7 @@ def vectors_of(x: Any, dim: int, *, layer: str = "layer", of_texts: bool = True)
     """Return `x` as an array of vectors of size `dim`. `layer` is the layer's name in errors."""
     array = word_vectors(x, name="x", of_texts=of_texts)
     if array.shape[-1:] != (dim,):
-        raise value_error(f"x has shape {array.shape} and the {layer} takes (..., {dim})")
+        raise value_error(f"x has shape {array.shape}, but the {layer} takes (..., {dim})")
     return array
 
 
@@ -138,7 +138,7 @@ def promote(x: Array, parameters: Arrays) -> tuple[Array, DType]:
 
 
 def to_bfloat16_like(x: Array, parameters: Arrays) -> Array:
-    """Return `x`; if all parameters are bfloat16, convert it to bfloat16."""
+    """Return `x`, converted to bfloat16 if all parameters are bfloat16."""
     arrays = [*parameters.values()]
     alike = bool(arrays) and all(is_bfloat16(array.dtype) for array in arrays)
     return to_bfloat16(x, arrays[0]) if alike else x
@@ -165,7 +165,7 @@ class Gradient:
     Attributes:
         x: the gradient for the layer's input.
         parameters: the gradients for `layer.parameters`, keyed by name.
-        context: the gradient for the context, if there was one.
+        context: the gradient for the context of cross-attention; otherwise None.
         options: the gradients for the options "bias", "sinks" and "alibi_slopes" of
             `qkv.attention`.
     """
@@ -181,7 +181,7 @@ def need_single(x: Array, parameters: Arrays) -> None:
     dtype = result_type([x], parameters)
     if compute_type(dtype) != dtype:
         raise type_error(
-            f"training_forward needs float32 or float64 and the layer computes in {dtype}: "
+            f"training_forward needs float32 or float64, but the layer computes in {dtype}: "
             "load the model with load(..., dtype=np.float32)"
         )
 
@@ -289,7 +289,7 @@ def check_options(options: Options, *, packed: bool, returns: bool = True) -> No
     for name, value in options.items():
         if packed and name not in PACKED and value is not None and value is not False:
             raise value_error(
-                f"{name} cannot be used with cu_lengths: choose from {', '.join(PACKED)}"
+                f"{name} cannot be used with cu_lengths: use only {', '.join(PACKED)}"
             )
 
 
@@ -306,5 +306,5 @@ def settings(options: Options, cu: Array | None) -> dict[str, Any]:
 
 
 def starts_of(lengths: Iterable[int]) -> Array:
-    """Return the index of each packed text's first row, then the number of rows, `(B + 1,)`."""
+    """Return each packed text's first row number, followed by the number of rows, `(B + 1,)`."""
     return np.concatenate([[0], np.cumsum(list(lengths))]).astype(np.int64)

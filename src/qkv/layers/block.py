@@ -29,17 +29,17 @@ class BlockSaved(NamedTuple):
 
 _AFTER = "hook_normalized_resid_post"
 _LAST1, _LAST2 = ("out_norm1", "scale1"), ("out_norm2", "scale2")
-Value = TypeVar("Value")  # The type of the vectors between parts: an array, or a number of one.
+Value = TypeVar("Value")  # The type of a value between parts: an array, or its number in `_Steps`.
 
 
 class Run(Protocol[Value]):
-    """Executes the parts of a block, which a placement calls in order."""
+    """Executes a block's parts, which a placement calls in order."""
 
     def norm(self, name: str, x: Value) -> Value:
         """Apply the norm with this name; if the block has no such norm, return `x`."""
 
     def add(self, x: Value | None, part: str, read: Value, *last: str) -> Value:
-        """Apply a part to `read`, then its norm and scale in `last`; add the result to `x`.
+        """Apply a part to `read`, then the norm and scale named in `last`; add the result to `x`.
 
         If `x` is None, the block has no residual connection.
         """
@@ -71,13 +71,13 @@ def pre_norm(x: Value, run: Run[Value]) -> Value:
 
 
 def both_norms(x: Value, run: Run[Value]) -> Value:
-    """Place norms before and after each part, as in Gemma 2; OLMo 2 has only those after it."""
+    """Place norms before and after each part (Gemma 2), or only after each part (OLMo 2)."""
     x = run.keep("hook_resid_mid", run.add(x, "attn", run.norm("norm1", x), *_LAST1))
     return run.keep("hook_resid_post", run.add(x, "mlp", run.norm("norm2", x), *_LAST2))
 
 
 def parallel_parts(x: Value, run: Run[Value]) -> Value:
-    """Let attention and MLP read the block's input through a norm each, as in GPT-NeoX."""
+    """Let attention and MLP read the block's input, each through its own norm, as in GPT-NeoX."""
     mid = run.add(x, "attn", run.norm("norm1", x), *_LAST1)
     return run.keep("hook_resid_post", run.add(mid, "mlp", run.norm("norm2", x), *_LAST2))
 
@@ -105,8 +105,8 @@ class Block:
     Parallel parts, as in GPT-NeoX: `y = x + attn(norm1(x)) + mlp(norm2(x))`.
     Parallel parts with one norm, as in GPT-J: `y = x + attn(norm1(x)) + mlp(norm1(x))`.
 
-    If the parts compute in half precision, the residual connections are float32. A part with
-    bfloat16 parameters gets bfloat16 inputs.
+    If the parts compute in half precision, the residual connections are computed in float32. A part
+    with bfloat16 parameters gets bfloat16 inputs.
 
     Args:
         attn: the attention layer.
@@ -122,7 +122,7 @@ class Block:
         scale2: the scale of the MLP's output, applied after `out_norm2`.
         conv: a convolution of the block's input, which is added to the block's output; only with
             `post_norm`.
-        conv_norm: the norm after this sum.
+        conv_norm: the norm of the sum of the block's output and `conv`.
         parallel: if True, the MLP reads the input of the block, like the attention. If False, the
             MLP reads the sum of this input and the attention's output. The trace of a parallel
             block has no `resid_mid`.
@@ -175,15 +175,15 @@ class Block:
             )
         if parallel and (mlp is None or post_norm):
             raise value_error(
-                "a parallel block needs an mlp, and its norms come before the parts: give "
+                "a parallel block needs an mlp, and its norms come before the parts; pass "
                 "mlp and post_norm=False"
             )
         normed = norm2 is not None or out_norm2 is not None
         bare = norm1 is norm2 is None
         if (mlp is None) == normed and not (parallel or bare):
             raise value_error(
-                "mlp and norm2 belong together: give both, or None for both, or out_norm2 "
-                "instead of norm2; without norms, leave norm1 out too"
+                "an mlp needs norm2 or out_norm2, and these norms need an mlp; pass both, "
+                "neither, or an mlp in a block without any norms"
             )
         behind: dict[str, Any] = {"out_norm1": out_norm1, "out_norm2": out_norm2}
         behind |= {"scale1": scale1, "scale2": scale2}
@@ -191,11 +191,11 @@ class Block:
             None in (norm1, norm2) or any(one is not None for one in behind.values())
         ):
             raise value_error(
-                f"with post_norm, the block has norm1 and norm2, and no other norm or "
-                f"scale: give both and leave {', '.join(behind)} out"
+                f"a block with post_norm has only norm1 and norm2; pass both, and omit "
+                f"{', '.join(behind)}"
             )
         if (conv is None) != (conv_norm is None) or (conv is not None and not post_norm):
-            raise value_error("conv needs conv_norm and post_norm: give all three, or no conv")
+            raise value_error("conv needs conv_norm and post_norm; pass all three, or omit conv")
         behind |= {"conv": conv, "conv_norm": conv_norm}
         parts = {"attn": attn, "norm1": norm1, "mlp": mlp, "norm2": norm2, **behind}
         self._parts: dict[str, Any] = {n: part for n, part in parts.items() if part is not None}
@@ -213,7 +213,7 @@ class Block:
 
     @cached_property
     def placement(self) -> Placement:
-        """How the parts of the block are connected."""
+        """The function that connects the parts of the block."""
         if self.post_norm:
             return post_norm if self.conv is None else post_norm_and_convolution
         if self.parallel:
@@ -238,7 +238,7 @@ class Block:
         >>> from qkv.layers import RMSNorm
         >>> block = Block(MultiHeadAttention(8, 2, seed=0), RMSNorm(8), None, None, post_norm=False)
         >>> [name for name in block.hooks if name.startswith("ln")]
-        ['ln1.hook_scale', 'ln1.hook_normalized']
+        ['ln1.hook_scale', 'ln1.hook_normalized', 'ln1.hook_input']
         """
         steps = [name for name, _ in self._steps]
         names = ["hook_resid_pre", *(hook for part in self._parts for hook in _READ.get(part, ()))]
@@ -246,13 +246,19 @@ class Block:
             if name in self._parts:
                 called = self._norm_names.get(name, name)
                 names += [f"{called}.{hook}" for hook in self._parts[name].hooks]
-        names += [name for name in steps if name.startswith("hook_")]
+        names += [name for name in steps if "hook_" in name]
         return [*names, *[_AFTER] * self.post_norm]
+
+    @cached_property
+    def _asked(self) -> tuple[str, ...]:
+        """The names that the block's forward pass requests from a recorder."""
+        reads = (name for name, _ in self._steps if name.endswith(".hook_input"))
+        return (*_NAMES, *reads, *_PROJECTIONS)
 
     @cached_property
     def _steps(self) -> list[tuple[str, tuple[int, ...]]]:
         """The steps of the placement, as `_Steps` notes them."""
-        run = _Steps(self._parts)
+        run = _Steps(self._parts, self._norm_names)
         self.placement(0, run)
         return run.steps
 
@@ -272,8 +278,8 @@ class Block:
 
         Args:
             x: word vectors, (..., T, D); or packed rows (total, D).
-            cu_lengths: (B + 1,), the index of each packed text's first row, then the number of
-                rows.
+            cu_lengths: (B + 1,), the index of each packed text's first row, followed by the number
+                of rows.
             cache: the keys and values of the words before `x` (B, T, D).
             lengths: (B,), the number of real words in each row; only with `cache`.
             record: collects the activations.
@@ -315,9 +321,9 @@ class Block:
     ) -> tuple[Array, BlockSaved]:
         """Run the forward pass without checks; if `save`, also return the values for `backward`.
 
-        `options` are the options of `MultiHeadAttention.run`, and `real` (total,): False for tokens
-        that a convolution does not read. In a decoder, cross-attention gets only `cache`, `lengths`
-        and `top_k`.
+        `options` are the options of `MultiHeadAttention.run`, and `real` (total,), which is False
+        for tokens that a convolution does not read. In a decoder, cross-attention gets only
+        `cache`, `lengths` and `top_k`.
         """
         dtype = base.result_type([x], self.parameters)
         shape, run = x.shape, _Forward(self, record, save, options)
@@ -338,7 +344,7 @@ class Block:
             grad: (..., T, D), the gradient for the block's result.
             saved: the second value that `block.training_forward(x, ...)` returned.
             record: collects the gradients for activations, keyed by name, such as "hook_mlp_out".
-                With a `GradientRecorder` no gradients for parameters are computed.
+                With a `GradientRecorder`, no gradients for parameters are computed.
 
         Returns:
             A `Gradient` with `.x`, `.parameters` and, for the options of the attention, `.options`.
@@ -372,7 +378,7 @@ class Block:
         for number, (name, inputs) in reversed([*enumerate(self._steps, 1)]):
             total = values.pop(number)
             if name:
-                total = (keep if name.startswith("hook_") else through)(name, total)
+                total = (keep if "hook_" in name else through)(name, total)
             for value in inputs:
                 values[value] = values[value] + total if value in values else total
         total = keep("hook_resid_pre", values[0])
@@ -415,7 +421,7 @@ class Block:
         return Trace(record.arrays, settings={0: base.settings(options, cu)})
 
 
-# The activations that a part reads, before its norm, and the attribute with their number of heads.
+# The inputs of each part, before its norm; the values name the attribute with the number of heads.
 _READ = {
     "attn": {
         "hook_q_input": "num_heads",
@@ -424,7 +430,9 @@ _READ = {
     },
     "mlp": {"hook_mlp_in": ""},
 }
-# The names that a block's forward pass asks a recorder for.
+# The inputs of the attention's projections.
+_PROJECTIONS = tuple(f"attn.hook_{name}_in" for name in "qkv")
+# Names that the forward pass of each block requests from a recorder.
 _OUTPUTS = ("hook_attn_out", "hook_cross_attn_out", "hook_mlp_out", "hook_conv_out")
 _NAMES = (*_READ["attn"], *_READ["mlp"], *_OUTPUTS)
 
@@ -435,7 +443,7 @@ class _Forward:
     def __init__(
         self, block: Block, record: Recorder | None, save: bool, options: dict[str, Any]
     ) -> None:
-        # `rows` pads packed rows. Attention layers get `record`, because they pad packed rows
+        # `_rows` pads packed rows. Attention layers get `_record`, because they pad packed rows
         # themselves.
         self._record, self._rows = record, of_rows(record, options.get("cu"))
         self._block, self._parts, self._options, self._save = block, block._parts, options, save
@@ -443,19 +451,26 @@ class _Forward:
         self.saved: dict[str, Any] = {}
         self._real = options.pop("real", None)
         self._normed: tuple[Any, Any] = (None, None)  # the last output of a norm, and its input
-        self._wanted = set() if record is None else record.choose(_NAMES)
+        self._wanted = set() if record is None else record.choose(block._asked)
 
     def norm(self, name: str, x: Array) -> Array:
         """Apply the norm with this name, if the block has it."""
         if name not in self._parts:
             return x
-        record = self._rows and self._rows.under(f"{self._block._norm_names.get(name, name)}.")
+        called = self._block._norm_names.get(name, name)
+        x = self._read(called, x)
+        record = self._rows and self._rows.under(f"{called}.")
         out: Array
         out, saved = self._parts[name].run(x, record=record)
         if self._save:
             self.saved[name] = saved
         self._normed = out, x
         return out
+
+    def _read(self, part: str, x: Array) -> Array:
+        """Record the input of a part, if it is wanted."""
+        name = f"{part}.hook_input"
+        return self.keep(name, x) if name in self._wanted else x
 
     def add(self, x: Array | None, part: str, read: Array, *last: str) -> Array:
         """Apply a part, then its norm and scale; add the result to `x`."""
@@ -468,11 +483,12 @@ class _Forward:
             count: int | None = getattr(layer, _READ[part][name], None)
             self.keep(name, before if count is None else np.repeat(before[..., None, :], count, -2))
         if part == "attn":
-            more |= options
+            more |= {**options, "keeps_reads": not self._wanted.isdisjoint(_PROJECTIONS)}
         elif part == "conv":
             more |= {"cu": options.get("cu"), "real": self._real}
         elif part == "cross_attn":
             more |= {name: options.get(name) for name in ("cache", "lengths", "top_k")}
+        read = self._read(part, read)
         half = x is not None and next(iter(layer.parameters.values())).dtype.itemsize == 2
         if half:
             read = base.to_bfloat16_like(read, layer.parameters)
@@ -501,8 +517,8 @@ class _Steps:
             activation; "" stands for a sum.
     """
 
-    def __init__(self, parts: Mapping[str, Any]) -> None:
-        self._parts = parts
+    def __init__(self, parts: Mapping[str, Any], names: Mapping[str, str]) -> None:
+        self._parts, self._names = parts, names
         self.steps: list[tuple[str, tuple[int, ...]]] = []
 
     def keep(self, name: str, *values: int) -> int:
@@ -511,12 +527,17 @@ class _Steps:
         return len(self.steps)
 
     def norm(self, name: str, x: int) -> int:
-        """Note a part, if the block has it."""
-        return self.keep(name, x) if name in self._parts else x
+        """Note a part and its input, if the block has the part."""
+        if name not in self._parts:
+            return x
+        if not name.startswith("scale"):
+            x = self.keep(f"{self._names.get(name, name)}.hook_input", x)
+        return self.keep(name, x)
 
     def add(self, x: int | None, part: str, read: int, *last: str) -> int:
         """Note a part, its norm and scale, its activation and the sum with `x`."""
-        for name in (part, *last):
+        read = self.norm(part, read)
+        for name in last:
             read = self.norm(name, read)
         out = self.keep(f"hook_{part}_out", read)
         return out if x is None else self.keep("", x, out)

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from operator import is_
 from typing import NamedTuple
 
@@ -16,6 +16,8 @@ from qkv.layers._mlp import MLP, mlp_sizes
 from qkv.ops.linear import is_wide, linear, project, project_back
 from qkv.trace import Recorder
 
+Keep = Callable[[str, Array], Array]
+
 
 class RoutedSaved(NamedTuple):
     """Values that the forward pass of experts saves for their backward pass."""
@@ -23,7 +25,8 @@ class RoutedSaved(NamedTuple):
     rows: Array  # (rows, D).
     chosen: Array  # (rows, top_k), the experts of each row.
     weights: Array  # (rows, top_k), the weights of the experts' results.
-    probabilities: Array | None  # (rows, E), the softmax of all scores; None if `normalized`.
+    probabilities: Array  # (rows, E), the softmax of all scores, or its edited replacement.
+    computed: Array  # (rows, E), the softmax of all scores.
     shape: tuple[int, ...]  # (..., T, D).
 
 
@@ -32,10 +35,15 @@ class Routed(base.Feed, ABC):
 
     The router is a linear layer that computes a score for each expert. A token goes to the `top_k`
     experts with the largest scores. The results of these experts are multiplied by weights and
-    added. If `normalized`, the weights are the softmax of the `top_k` largest scores. Otherwise,
+    summed. If `normalized`, the weights are the softmax of the `top_k` largest scores. Otherwise,
     the weight of a chosen expert is its probability in the softmax of all scores.
+
+    A trace has the softmax of all scores as `hook_expert_weights` (..., T, E). An edit of this
+    activation changes the chosen experts and their weights. `hook_expert_indices` (..., T, top_k)
+    holds the chosen experts.
     """
 
+    hooks = ("hook_expert_weights", "hook_expert_indices")
     parameters: dict[str, Array]
     dim: int
     count: int
@@ -46,7 +54,7 @@ class Routed(base.Feed, ABC):
         self.top_k = whole_number(top_k, name="top_k", least=1)
         if self.top_k > self.count:
             raise value_error(
-                f"top_k is {top_k} and there are {self.count} experts: choose at most {self.count}"
+                f"top_k is {top_k}, but there are {self.count} experts: choose at most {self.count}"
             )
 
     def matrices(self) -> list[Array]:
@@ -78,7 +86,14 @@ class Routed(base.Feed, ABC):
         """Run the forward pass without checks; also return the values for `backward`."""
         x, dtype = base.promote(x, self.parameters)
         rows = x.reshape(-1, self.dim)  # (rows, D)
-        chosen, weights, probabilities = self._route(rows)
+        shape = x.shape[:-1]
+
+        def keep(name: str, array: Array) -> Array:
+            if record is None:
+                return array
+            return record(name, array.reshape(*shape, -1)).reshape(len(rows), -1)
+
+        chosen, weights, probabilities, computed = self._route(rows, keep)
         out: Array = np.zeros(rows.shape, compute_type(dtype))
         for number in np.unique(chosen):
             row, rank = np.nonzero(chosen == number)
@@ -87,7 +102,7 @@ class Routed(base.Feed, ABC):
         if residual is not None:
             out = out + residual
         out = out if is_wide(residual) else out.astype(dtype, copy=False)
-        return out, RoutedSaved(rows, chosen, weights, probabilities, x.shape)
+        return out, RoutedSaved(rows, chosen, weights, probabilities, computed, x.shape)
 
     @base.public
     def backward(
@@ -102,13 +117,13 @@ class Routed(base.Feed, ABC):
             grad: (..., T, D), the gradient for the layer's result. If a residual was added to the
                 result, the gradient for the residual is also `grad`.
             saved: the second value that `layer.training_forward(x)` returned.
-            record: if it is a `GradientRecorder`, no gradients for parameters are computed. The
-                layer records no activations.
+            record: collects the gradient for `hook_expert_weights`. If `record` is a
+                `GradientRecorder`, no gradients for parameters are computed.
 
         Returns:
             A `Gradient` with `.x` (..., T, D) and `.parameters`, keyed by name.
         """
-        rows, chosen, weights, probabilities, shape = saved
+        rows, chosen, weights, probabilities, computed, shape = saved
         grad = base.upstream(grad, shape, rows.dtype)
         grad = grad.reshape(-1, self.dim)
         gradients = base.for_parameters(record)
@@ -127,30 +142,34 @@ class Routed(base.Feed, ABC):
             grad_rows[row] += of_rows
             if gradients is not None:
                 self._put(gradients, number, arrays)
-        mean = (weights * counts).sum(-1, keepdims=True)
-        scores = np.zeros((len(rows), self.count), rows.dtype)
-        np.put_along_axis(scores, chosen, weights * counts, -1)
-        if probabilities is None:
-            probabilities = np.zeros_like(scores)
-            np.put_along_axis(probabilities, chosen, weights, -1)
-        scores -= probabilities * mean  # Now `scores` is the gradient for the router's scores.
+        if self.normalized:  # The weights are shares of the chosen experts' probabilities.
+            total = np.take_along_axis(probabilities, chosen, -1).sum(-1, keepdims=True)
+            counts = (counts - (weights * counts).sum(-1, keepdims=True)) / total
+        slopes = np.zeros((len(rows), self.count), rows.dtype)
+        np.put_along_axis(slopes, chosen, counts, -1)
+        if record is not None:
+            slopes = record("hook_expert_weights", slopes.reshape(*shape[:-1], -1))
+            slopes = slopes.reshape(len(rows), -1)
+        scores = computed * (slopes - (computed * slopes).sum(-1, keepdims=True))
         grad_rows += project_back(rows, self.parameters, "router_proj", scores, gradients)
         return base.Gradient(grad_rows.reshape(shape), gradients or {})
 
-    def _route(self, rows: Array) -> tuple[Array, Array, Array | None]:
-        """Return the experts of each row, their weights, and the softmax of all scores.
-
-        If `normalized` is True, the third value is None: the weights are then the softmax of the
-        chosen experts' scores.
-        """
+    def _route(self, rows: Array, keep: Keep) -> tuple[Array, Array, Array, Array]:
+        """Return `chosen`, `weights`, `probabilities` and `computed`, fields of `RoutedSaved`."""
         # Compute scores in float32, because half precision could change the order of close scores.
         wide = rows.astype(compute_type(rows.dtype), copy=False)
         scores = project(wide, self.parameters, "router_proj")  # (rows, E)
-        chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : self.top_k]
-        if self.normalized:
-            return chosen, softmax(np.take_along_axis(scores, chosen, -1)), None
-        probabilities = softmax(scores)
-        return chosen, np.take_along_axis(probabilities, chosen, -1), probabilities
+        computed = softmax(scores)
+        probabilities = keep("hook_expert_weights", computed)
+        edited = probabilities is not computed and not np.array_equal(probabilities, computed)
+        order = np.argsort(-(probabilities if edited else scores), axis=-1, kind="stable")
+        chosen = keep("hook_expert_indices", order[:, : self.top_k])
+        weights = np.take_along_axis(probabilities, chosen, -1)
+        if self.normalized and not edited:  # correct even if all weights underflow
+            weights = softmax(np.take_along_axis(scores, chosen, -1))
+        elif self.normalized:
+            weights = weights / weights.sum(-1, keepdims=True)
+        return chosen, weights, probabilities, computed
 
 
 class Experts(Routed):
@@ -172,10 +191,11 @@ class Experts(Routed):
         limit: the number that bounds `g` and `u` in the formula above.
 
     The result has the type to which NumPy promotes `x` and the parameters. Integer inputs are
-    converted to the type of the parameters. Half-precision inputs are computed in float32.
+    converted to the type of the parameters. For half-precision inputs, the layer computes in
+    float32.
 
     Raises:
-        ValueError: parameters are missing or do not fit, or `top_k` is more than E.
+        ValueError: parameters are missing or do not fit, or `top_k` is greater than E.
         TypeError: parameters are not floats.
 
     Source:
@@ -213,8 +233,7 @@ class Experts(Routed):
         """Return one tuple of weights and biases for each expert.
 
         As long as the parameters are the same, every call returns the same array objects. `linear`
-        stores a packed copy of each array object. If this method returned new objects, `linear`
-        would have to pack every array again.
+        stores a packed copy of each array object, and would have to pack every new object again.
         """
         whole = [self.parameters[f"experts.{name}"] for name in _EXPERT.values()]
         if not self._whole or not all(map(is_, self._whole, whole)):
@@ -288,7 +307,7 @@ def _sizes(parameters: Arrays) -> tuple[int, int, int]:
     count, hidden, dim = down.shape
     shapes = expert_shapes(dim, hidden, count)
     if parameters.keys() != shapes.keys():
-        raise value_error(f"the parameters are {', '.join(parameters)}: give {', '.join(shapes)}")
+        raise value_error(f"the parameters are {', '.join(parameters)}; pass {', '.join(shapes)}")
     for name, shape in shapes.items():
         why = f"experts.down has shape {down.shape}"
         base.need_shape(parameters[name], shape, name=name, why=why)
@@ -308,14 +327,15 @@ class GatedExperts(Routed):
             "experts.0.gate_proj.weight" (D, F), "experts.0.up_proj.weight" (D, F) and
             "experts.0.down_proj.weight" (F, D). The parameters are not copied.
         top_k: the number of experts for each token.
-        activation: as for `MLP`.
+        activation: as in `MLP`.
         normalized: whether the weights of the chosen experts sum to 1.
 
     The result has the type to which NumPy promotes `x` and the parameters. Integer inputs are
-    converted to the type of the parameters. Half-precision inputs are computed in float32.
+    converted to the type of the parameters. For half-precision inputs, the layer computes in
+    float32.
 
     Raises:
-        ValueError: parameters are missing or do not fit, or `top_k` is more than E.
+        ValueError: parameters are missing or do not fit, or `top_k` is greater than E.
         TypeError: parameters are not floats.
 
     Source:
@@ -395,7 +415,7 @@ def _gated_sizes(parameters: Arrays) -> tuple[int, int, int]:
         wrong = sorted(parameters.keys() ^ shapes.keys())
         raise value_error(
             f"router_proj.weight has {count} columns, and these parameters are missing or "
-            f"unknown: {', '.join(wrong[:4])}: give {', '.join(_GATED)} for each of {count} experts"
+            f"unknown: {', '.join(wrong[:4])}; pass {', '.join(_GATED)} for each of {count} experts"
         )
     for name, shape in shapes.items():
         why = f"experts.0.down_proj.weight has shape {down.shape}"

@@ -71,7 +71,8 @@ class _Norm(base.Layer):
                 a `GradientRecorder`, no gradients for parameters are computed.
 
         Returns:
-            A `Gradient` with `.x` (..., D) and the `.parameters` "weight" and "bias" (D,).
+            A `Gradient` with `.x` (..., D), and with `.parameters["weight"]` and
+            `.parameters["bias"]`, each (D,).
 
         >>> norm = LayerNorm(2, eps=0.0)
         >>> y, saved = norm.training_forward(np.array([[1.0, 5.0]]))
@@ -106,7 +107,7 @@ class _Norm(base.Layer):
         return back - back.mean(-1, keepdims=True) if self._is_centred else back
 
     def _scaled_by(self, x: Array, scale: Array) -> Array:
-        """Normalize `x` (..., D) with a given divisor `scale` (..., 1)."""
+        """Normalise `x` (..., D) with a given divisor `scale` (..., 1)."""
         x = x.astype(compute_type(x.dtype), copy=False)
         centred = x - x.mean(-1, keepdims=True) if self._is_centred else x
         out: Array = centred / scale * self.scaled().astype(x.dtype, copy=False)
@@ -114,9 +115,9 @@ class _Norm(base.Layer):
         return out if bias is None else out + bias.astype(x.dtype, copy=False)
 
     def scaled(self) -> Array:
-        """Return `weight + offset` (D,), by which a normalized vector is multiplied.
+        """Return `weight + offset` (D,), by which a normalised vector is multiplied.
 
-        In a norm without a weight, all numbers are 1.
+        If the norm has no weight, every entry is 1.
         """
         weight = self.parameters.get("weight", np.ones(self.dim, np.float32))
         if not self.offset:
@@ -142,18 +143,18 @@ class _Norm(base.Layer):
 
 
 class LayerNorm(_Norm):
-    """Layer normalization: `(x - mean) / sqrt(variance + eps) * weight + bias` for each vector.
+    """Layer normalisation: `(x - mean) / sqrt(variance + eps) * weight + bias` for each vector.
 
     Args:
         dim: D, the size of the vectors.
         eps: a number added to the variance.
         bias: whether the norm has a bias.
-        affine: whether the norm has parameters. If `affine` is False, the norm has neither a weight
-            nor a bias, as in OLMo.
+        affine: whether the norm has a weight and, if `bias` is True, a bias; False in OLMo.
         dtype: the type of the parameters.
 
     The result has the type to which NumPy promotes `x` and the parameters. Integer inputs are
-    converted to the type of the parameters. Half-precision inputs are computed in float32.
+    converted to the type of the parameters. For half-precision inputs, the layer computes in
+    float32.
 
     Source:
         Ba, Kiros and Hinton 2016, "Layer Normalization", equation 4.
@@ -193,7 +194,7 @@ class LayerNorm(_Norm):
 
 
 class RMSNorm(_Norm):
-    """RMS normalization: `x / sqrt(mean(x**2) + eps) * weight` for each vector.
+    """RMS normalisation: `x / sqrt(mean(x**2) + eps) * weight` for each vector.
 
     Args:
         dim: D, the size of the vectors.
@@ -201,7 +202,7 @@ class RMSNorm(_Norm):
         dtype: the type of the weight.
 
     The result has the type to which NumPy promotes `x` and the weight. Integer inputs are converted
-    to the type of the weight. Half-precision inputs are computed in float32.
+    to the type of the weight. For half-precision inputs, the layer computes in float32.
 
     Source:
         Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", equation 4.
@@ -225,7 +226,7 @@ class RMSNorm(_Norm):
 
         Args:
             parameters: "weight" (D,).
-            eps: as for `RMSNorm`.
+            eps: as in `RMSNorm`.
             offset: a number added to the weight; 1 if a model's files store `weight - 1`.
         """
         layer = cls.__new__(cls)
@@ -234,12 +235,12 @@ class RMSNorm(_Norm):
 
 
 def _vectors(parameters: Mapping[str, Any], known: set[str]) -> dict[str, Array]:
-    """Return the parameters as float arrays; check that all have the shape (D,) of the weight."""
+    """Return the parameters as float arrays; check that each has the weight's shape, (D,)."""
     arrays = base.check_parameters(parameters)
     if "weight" not in arrays or not arrays.keys() <= known:
         raise value_error(
-            f"the parameters are {', '.join(sorted(arrays)) or 'none'}: "
-            f"give {' and '.join(sorted(known, reverse=True))}"
+            f"the parameters are {', '.join(sorted(arrays)) or 'none'}; "
+            f"pass {' and '.join(sorted(known, reverse=True))}"
         )
     weight = arrays["weight"]
     if weight.ndim != 1:
@@ -250,7 +251,7 @@ def _vectors(parameters: Mapping[str, Any], known: set[str]) -> dict[str, Array]
 
 
 class HeadNorms:
-    """A norm of queries or keys with other parameters for each head, as in StableLM.
+    """A norm of queries or keys with separate parameters for each head, as in StableLM.
 
     Args:
         norms: the norm of each head, for vectors (..., d).
@@ -321,14 +322,14 @@ class LayerScale(base.Layer):
         layer.dim = len(base.parameter(arrays, "weight", "(D)"))
         if len(arrays) > 1:
             other = next(name for name in arrays if name != "weight")
-            raise value_error(f'there is no parameter {other}: give only "weight"')
+            raise value_error(f'there is no parameter {other}; pass only "weight"')
         layer.parameters = arrays
         return layer
 
     @classmethod
     @public_method
     def constant(cls, dim: int, factor: float) -> "LayerScale":
-        """Make a layer that multiplies vectors of size `dim` by a constant; it has no parameters.
+        """Make a layer without parameters that multiplies vectors of size `dim` by a constant.
 
         >>> LayerScale.constant(2, 0.5)(np.array([[2.0, 4.0]])).tolist()
         [[1.0, 2.0]]
@@ -362,7 +363,7 @@ class LayerScale(base.Layer):
             record: unused; a `LayerScale` records nothing.
 
         Returns:
-            A `Gradient` with `.x` (..., D) and the `.parameters` "weight" (D,).
+            A `Gradient` with `.x` (..., D) and `.parameters["weight"]` (D,).
 
         >>> scale = LayerScale(2, first=0.5)
         >>> y, saved = scale.training_forward(np.array([[2.0, 4.0]]))

@@ -1,8 +1,8 @@
 """Fast decoding steps: run blocks on one new token of each text.
 
 For one token of a small model, checking arguments in Python takes longer than the computation. The
-code here checks no arguments, and looks up constants only once. If `steps_for` returns None, this
-module cannot run the blocks: the caller must call each block as usual.
+code here does not check arguments, and looks up constants only once. If `steps_for` returns None,
+this module cannot run the blocks: the caller must call each block as usual.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ Rotation = tuple[Array, Array]
 
 
 class NewTokens(NamedTuple):
-    """One new token of each text of a batch, and the tokens before it.
+    """One new token for each text in a batch, and the tokens before it.
 
     `lengths` (B,) is 1 for a text with a new token, otherwise 0. If `lengths` is None, every text
     has a new token.
@@ -41,7 +41,7 @@ class NewTokens(NamedTuple):
 
 
 class BlockSteps:
-    """Several blocks that run one after the other.
+    """Several blocks that run one after another.
 
     Args:
         blocks: the blocks.
@@ -64,7 +64,7 @@ class BlockSteps:
         """Apply the blocks to token vectors (B, 1, D) at `positions` (B, 1).
 
         The vectors are those of all `batches`, one batch after the other. Products read the weights
-        once for all batches; only attention runs for each batch alone.
+        once for all batches; only attention runs separately for each batch.
         """
         rotation = {
             key: _rotation(rotary, heads, size, positions)
@@ -153,7 +153,7 @@ class _Step:
         self.plan = attention_plan(attn, Inputs(token, None, kernel.kind, options))
 
     def attend(self, x: Array, run: "_Run", residual: Array | None) -> Array:
-        """Apply the attention to vectors (B, D), and add a residual."""
+        """Apply the block's attention to vectors (B, D), and add a residual."""
         heads, kernel = self.heads, self.kernel
         both, values = self.qkv(x)  # shapes (B, Hq + Hkv, d) and (B, Hkv, dv)
         if self.q_norm is not None and self.k_norm is not None:
@@ -201,11 +201,11 @@ class _Run(NamedTuple):
         return x if norm is None else norm(x)
 
     def keep(self, name: str, x: Array) -> Array:
-        """Return `x`: nothing is recorded."""
+        """Return `x` without recording it."""
         return x
 
     def add(self, x: Array | None, part: str, read: Array, *last: str) -> Array:
-        """Apply a part, then its norm and scale; add the result to `x`, which is not None."""
+        """Apply a part, then its norm and scale; add the result to `x`, which must not be None."""
         step, read = self.step, self.step.kernel.to_bits(read)
         norm, scale = (step.norms.get(last[0]), step.scales[last[1]]) if last else (None, None)
         residual = x if norm is None and scale is None else None

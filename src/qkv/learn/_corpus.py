@@ -22,12 +22,12 @@ BLOCK = 1 << 22  # The number of bytes in a block; a block is read, cut and shuf
 _LONGEST_LINE = 1 << 18  # A line with more bytes than this is read in parts.
 _STRETCH = 1 << 20  # A sample of a large file consists of parts of about this many bytes.
 _MOST_READ = 10_000  # The maximum number of letters that `need_two_words` reads from a line.
-_LONGEST_WORD = 100  # A "word" with more letters is a text without spaces, for example in Chinese.
+_LONGEST_WORD = 100  # A longer run of letters is a text without spaces (Chinese).
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
 class Source(Protocol):
-    """An endless source of token sequences. Equal states give equal sequences."""
+    """An endless source of token sequences. Sources with equal states yield equal sequences."""
 
     def take(self) -> Array:
         """Return the next sequence, (T,) integers."""
@@ -42,7 +42,8 @@ class Source(Protocol):
 class Sequences:
     """An endless source of sequences in memory.
 
-    The source yields all sequences in a random order, and then all again in a new random order.
+    The source yields all sequences in a random order, then all of them in a new random order, and
+    so on.
 
     Args:
         sequences: arrays of token ids, integers (T,).
@@ -56,7 +57,7 @@ class Sequences:
     def __init__(self, sequences: Iterable[Any], *, seed: int = 0) -> None:
         self._sequences = [np.asarray(sequence, np.int32) for sequence in sequences]
         if not self._sequences:
-            raise ValueError("Sequences: `sequences` is empty: give a sequence")
+            raise ValueError("Sequences: `sequences` is empty; pass a sequence")
         self._seed, self._epoch, self._next = seed, 0, 0
         self._orders = self._from_here()
 
@@ -81,12 +82,12 @@ class Sequences:
         """Restore a state that `state` returned.
 
         Raises:
-            ValueError: the state belongs to other sequences.
+            ValueError: the state belongs to different sequences.
         """
         if state["sequences"] != len(self._sequences):
             raise ValueError(
-                f"Sequences: there are {len(self._sequences)} sequences, and the checkpoint was "
-                f"written with {state['sequences']}: give the same sequences"
+                f"Sequences: there are {len(self._sequences)} sequences, but the checkpoint was "
+                f"written with {state['sequences']}; pass the same sequences"
             )
         self._epoch, self._next = state["epoch"], state["next"]
         self._orders = self._from_here()
@@ -118,7 +119,7 @@ class Files:
     Attributes:
         paths: the paths of the files.
         sizes: the number of bytes in each file.
-        named: the name of the files in error messages, for example a path.
+        named: how error messages refer to the files, for example by a path.
 
     Raises:
         ValueError: no file is given, or all files are empty.
@@ -128,12 +129,12 @@ class Files:
     def __init__(self, paths: Iterable[StrPath]) -> None:
         self.paths = [Path(path).absolute() for path in paths]
         if not self.paths:
-            raise ValueError("corpus: no file is given: name at least one")
+            raise ValueError("corpus: no file is given; pass at least one")
         several = f"the text of the {len(self.paths)} files"
         self.named = str(self.paths[0]) if len(self.paths) == 1 else several
         self.sizes = [_size(path) for path in self.paths]
         if not sum(self.sizes):
-            raise ValueError(f"corpus: {self.named} is empty: give a text")
+            raise ValueError(f"corpus: {self.named} is empty; pass a text")
 
     def block(self, location: Location, size: int = BLOCK) -> tuple[list[Line], Location]:
         """Read lines, about `size` bytes in total; the first line begins at `location`.
@@ -205,7 +206,7 @@ class Files:
             text = raw.decode("utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"{where} is not UTF-8: line {number} holds the byte 0x{raw[error.start]:02x}, "
+                f"{where} is not UTF-8: line {number} contains the byte 0x{raw[error.start]:02x}, "
                 f"byte {offset + error.start + 1} of the file"
             ) from None
         return text.removeprefix("\ufeff") if offset == 0 else text
@@ -219,7 +220,7 @@ def need_two_words(files: Files) -> None:
         if len(words) > 1 or max(map(len, words), default=0) > _LONGEST_WORD:
             return
     what = f"the word {next(iter(words))!r:.40}" if words else "white space"
-    raise ValueError(f"corpus: {files.named} holds only {what}: give more text")
+    raise ValueError(f"corpus: {files.named} contains only {what}; pass more text")
 
 
 Cut = Callable[[Sequence[Line]], list[Array]]  # maps consecutive lines to sequences of ids
@@ -229,8 +230,8 @@ class Corpus:
     """Sequences of token ids from text files, which are read and shuffled in blocks.
 
     A block is a few megabytes of text. The corpus yields the sequences of a block in a random
-    order, and then reads the next block. After the last block, it reads the first block again and
-    uses another order.
+    order, and then reads the next block. After the last block, it starts again from the first
+    block, in a different order.
 
     Args:
         files: the text.
@@ -248,7 +249,7 @@ class Corpus:
         """Return the next sequence.
 
         Raises:
-            ValueError: the files are not text, or are too short to give a sequence.
+            ValueError: the files are not text, or are too short for a sequence.
         """
         return next(self._sequences)
 
@@ -267,7 +268,9 @@ class Corpus:
             self._begin, self._number, self._next = end, self._number + 1, 0
             if end.file >= len(self._files.paths):
                 if not count:
-                    raise ValueError(f"corpus: {self._files.named} gives no tokens: give more text")
+                    raise ValueError(
+                        f"corpus: {self._files.named} contains no tokens; pass more text"
+                    )
                 self._begin, self._number, self._epoch, count = Location(), 0, self._epoch + 1, 0
 
     def state(self) -> dict[str, Any]:
@@ -289,8 +292,8 @@ class Corpus:
         """
         if state["sizes"] != self._files.sizes:
             raise ValueError(
-                f"corpus: {self._files.named} has {sum(self._files.sizes)} bytes and had "
-                f"{sum(state['sizes'])} when the checkpoint was written: give the same text"
+                f"corpus: {self._files.named} has {sum(self._files.sizes)} bytes, but had "
+                f"{sum(state['sizes'])} when the checkpoint was written; pass the same text"
             )
         self._begin, self._number = Location(**state["begin"]), state["number"]
         self._epoch, self._next, self._block = state["epoch"], state["next"], state["block"]
@@ -330,7 +333,7 @@ def running(tokenizer: Tokenizer, length: int) -> Cut:
     """Cut text into parts of `length` + 1 tokens. Line ends are kept and become tokens too.
 
     The last token of a part is also the first token of the next part, so that the model predicts
-    every token. If the tokenizer has an end-of-text token, this token ends each file.
+    every token. If the tokenizer has an end-of-text token, it is added at the end of each file.
     """
     ends = [index for name, index in tokenizer.vocabulary.items() if name in ENDS]
     end = np.array(ends[:1], np.int32)
@@ -376,8 +379,8 @@ def _size(path: Path) -> int:
     """Return the size of a file in bytes; raise an error if the file is not a regular file."""
     about = path.stat()  # `stat` may raise a FileNotFoundError with the path
     if stat.S_ISDIR(about.st_mode):
-        raise IsADirectoryError(f"corpus: {path} is a folder: give the text files in it")
+        raise IsADirectoryError(f"corpus: {path} is a folder; pass the text files in it")
     if not stat.S_ISREG(about.st_mode):
-        raise ValueError(f"corpus: {path} is not a regular file: save it to a regular file first")
+        raise ValueError(f"corpus: {path} is not a regular file: copy its content to a file")
     with path.open("rb"):  # `open` may raise a PermissionError
         return about.st_size

@@ -15,12 +15,13 @@ import numpy as np
 
 from qkv._argument_errors import invalid, public_call, value_error
 from qkv._progress import training_progress
-from qkv.arrays import Array, whole_number
+from qkv.arrays import Array, quote, real_number, whole_number
 from qkv.files import StrPath, named_folder
 from qkv.learn import run_folder
 from qkv.learn._network import Network
 from qkv.learn._objectives import Objective, Part
 from qkv.learn.optimizer import AdamW, Schedule
+from qkv.models.model import Model
 from qkv.ops.linear import products_in_bfloat16
 from qkv.signals import Interrupted, answering, leave
 
@@ -71,62 +72,77 @@ def train(
     checkpoint_seconds: float = 120.0,
     snapshots: Sequence[int] | None = None,
     settings: Mapping[str, Any] | None = None,
+    evaluate: Callable[[Model], Mapping[str, float]] | None = None,
+    evaluate_steps: int | None = None,
     products: str = "float32",
     show_progress_bar: bool | None = None,
 ) -> Trained:
     """Train a network, and write the model to a folder.
 
     The folder then contains the model, which `qkv.load` reads; metrics.jsonl, with a line for each
-    step; checkpoints/, with the last two checkpoints; and snapshots/, with models of earlier steps
-    in float16.
+    step; checkpoints/, with the last two checkpoints; and snapshots/, with the models of earlier
+    steps (in float16).
 
     With `resume=True`, a stopped run continues from its last checkpoint. If `minutes` is None, the
     resumed run and an uninterrupted run give exactly equal models. On Ctrl-C, SIGTERM, SIGHUP or
     SIGQUIT, the run finishes the current step, and saves a checkpoint and the model. A step is
     skipped with a warning if its gradient is not finite.
 
+    To extend a complete run, pass `resume=True` and larger `steps` or `minutes`; the optimizer
+    keeps its state. The schedule then spans all steps: a run of 100 steps that continues for 100
+    more gives the same model as a run of 200 steps if the rate is constant, as in `Schedule(1e-3,
+    warmup=0, fall="none")`.
+
     Args:
         network: the network to train.
-        objectives: one objective, or several objectives, whose weighted losses are added.
+        objectives: one objective, or several objectives whose weighted losses are added.
         folder: the destination, which is created if it does not exist.
         steps: the number of steps.
-        minutes: the maximum duration in minutes; give `steps`, `minutes` or both.
-        schedule: the schedule of the learning rate. A number stands for `Schedule(number)`: the
-            number is the highest rate.
+        minutes: the maximum duration in minutes; pass `steps`, `minutes` or both.
+        schedule: the learning-rate schedule. A number stands for `Schedule(number)`, so it is the
+            highest rate.
         optimizer: the optimizer of this network; by default `AdamW(network)`.
         seed: the seed of the random numbers in each step.
         resume: continue from the last checkpoint in the folder.
         checkpoint_steps: the number of steps between two checkpoints.
         checkpoint_seconds: the maximum time in seconds between two checkpoints.
-        snapshots: the steps after which a snapshot is written; the last step also gets a snapshot.
-            By default, about twelve steps at increasing intervals. With an empty list, no snapshots
-            are written.
+        snapshots: the steps after which a snapshot is written; a snapshot is also written after the
+            last step. The default is about twelve steps at increasing intervals. With an empty
+            list, no snapshots are written.
         settings: values that are stored in each checkpoint, such as the corpus. A run can be
-            resumed only with equal values.
-        products: the precision of multiplications by weight matrices, also in the backward pass.
-            With "bfloat16", both factors are first rounded to bfloat16; with "float32", they are
-            not rounded. Products are always summed in float32. On some processors, a step with
-            "bfloat16" takes about 4/5 of the time of a step with "float32".
+            resumed only with the same values.
+        evaluate: a function that takes the current model and returns named numbers, such as
+            `{"test_accuracy": 0.5}`. The numbers become part of the step's line in metrics.jsonl.
+        evaluate_steps: the number of steps between two calls of `evaluate`; `evaluate` is always
+            called after the last step.
+        products: the precision of multiplications by weight matrices, including those of the
+            backward pass. With "bfloat16", both factors are first rounded to bfloat16; with
+            "float32", they are not rounded. Products are always summed in float32. On some
+            processors, a step with "bfloat16" takes about 4/5 of the time of a step with "float32".
         show_progress_bar: with None, a progress bar appears only on a terminal.
 
     Raises:
-        ValueError: a number is out of range; the optimizer belongs to another network; the folder
-            holds another run; or the folder has no checkpoint to resume from.
+        ValueError: a number is out of range; the optimizer belongs to a different network; the
+            folder holds a different run; or the folder has no checkpoint to resume from.
         Diverged: the loss keeps rising; ten steps in a row were skipped; or an output of the model
             is not finite. The run writes the model of the last good checkpoint to the folder.
-        OSError: a file cannot be written; existing checkpoints stay complete.
+        OSError: a file cannot be written; existing checkpoints stay intact.
         Interrupted: a signal stopped the run, after everything was saved. `Interrupted` is a
             subclass of KeyboardInterrupt.
     """
     if steps is None and minutes is None:
-        raise value_error("give steps, or minutes, or both")
+        raise value_error("steps and minutes are both None; pass one of them, or both")
     steps, seed = checked_limits(steps, minutes, seed)
     if products not in _PRODUCTS:
         raise value_error(f"products is {products!r}: choose {' or '.join(_PRODUCTS)}")
     if checkpoint_steps is not None:
         checkpoint_steps = whole_number(checkpoint_steps, name="checkpoint_steps", least=1)
+    if evaluate_steps is not None:
+        evaluate_steps = whole_number(evaluate_steps, name="evaluate_steps", least=1)
+        if evaluate is None:
+            raise value_error("evaluate_steps is given without evaluate; pass both, or neither")
     if optimizer is not None and optimizer.network is not network:
-        raise value_error("the optimizer belongs to another network: make AdamW(network)")
+        raise value_error("the optimizer belongs to another network; pass AdamW(network)")
     if not isinstance(schedule, Schedule):
         schedule = Schedule(schedule)
     parts = _parts(objectives)
@@ -144,6 +160,8 @@ def train(
         frozenset(wanted),
         checkpoint_steps,
         checkpoint_seconds,
+        evaluate,
+        evaluate_steps,
     )
     extra = {} if products == "float32" else {"products": products}
     run.begin(resume, {**run.settings(), **extra, **(settings or {})})
@@ -166,7 +184,7 @@ def _parts(objectives: Objective | Iterable[Objective | Part]) -> list[Part]:
     parts = [part if isinstance(part, Part) else Part(part) for part in objectives]
     names = [part.objective.name for part in parts]
     if not names or len(set(names)) < len(names):
-        raise value_error(f"the objectives are {names}: give one or more, with different names")
+        raise value_error(f"the objectives are {names}; pass one or more, with different names")
     return parts
 
 
@@ -174,18 +192,18 @@ def checked_limits(steps: int | None, minutes: float | None, seed: int) -> tuple
     """Return the steps and the seed of a run as Python integers.
 
     Raises:
-        TypeError: the steps or the seed are not an integer.
-        ValueError: the steps, the minutes or the seed are out of range.
+        TypeError: `steps` or `seed` is not an integer.
+        ValueError: `steps`, `minutes` or `seed` is out of range.
     """
     if steps is not None:
         steps = whole_number(steps, name="steps", least=1, most=run_folder.MOST_STEPS)
     if minutes is not None and not 0 < minutes < math.inf:
-        raise value_error(f"minutes is {minutes}: it must be above 0, and finite")
+        raise value_error(f"minutes is {minutes}: it must be finite and above 0")
     return steps, whole_number(seed, name="seed", least=0, most=math.inf)
 
 
 class Diverged(RuntimeError):
-    """A run ends because its loss rises too much or is not finite. The last checkpoint is good."""
+    """A run ended because its loss rose too much or was not finite. The last checkpoint is good."""
 
 
 @dataclass
@@ -194,7 +212,7 @@ class LossMeans:
 
     Attributes:
         skipped: the number of steps that were skipped.
-        seen: how many losses of each objective are in its running mean.
+        seen: the number of losses in each objective's running mean.
         mean: the running mean of the losses of each objective.
         lowest: the lowest running mean of each objective.
         in_a_row: the number of steps that were skipped since the last successful step.
@@ -259,6 +277,8 @@ class Training:
     snapshots: Collection[int]
     checkpoint_steps: int | None
     checkpoint_seconds: float
+    evaluate: Callable[[Model], Mapping[str, float]] | None = None
+    evaluate_steps: int | None = None
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -268,9 +288,7 @@ class Training:
     @property
     def share(self) -> float:
         """The progress of the run, from 0 at its start to 1 at its end."""
-        by_steps = 0.0 if self.steps is None else self.step / self.steps
-        by_time = 0.0 if self.minutes is None else self.seconds / (60 * self.minutes)
-        return max(by_steps, by_time)
+        return _share(self.step, self.seconds, self.steps, self.minutes)
 
     def begin(self, resume: bool, settings: dict[str, Any]) -> None:
         """Begin a new run, or resume from the last checkpoint of the folder."""
@@ -278,8 +296,11 @@ class Training:
         saved = run_folder.last_checkpoint(folder)
         if resume:
             if saved is None:
-                raise value_error(f"{folder} holds no checkpoint to resume from")
-            run_folder.need_same(saved.about["settings"], settings, saved.path)
+                raise value_error(f"{folder} contains no checkpoint to resume from")
+            theirs, reached = saved.about["settings"], (saved.about["step"], saved.about["seconds"])
+            limits = theirs.get("steps"), theirs.get("minutes")
+            done = _share(*reached, *limits) >= 1 > _share(*reached, self.steps, self.minutes)
+            run_folder.need_same(theirs, settings, saved.path, run_folder.LIMITS if done else ())
             self.restore(saved)
             for step, path in run_folder.snapshots_in(folder).items():
                 if step > self.step:  # the resumed run repeats this step
@@ -288,11 +309,11 @@ class Training:
         if saved is not None:
             at = f"which is at step {saved.about['step']}"
             raise value_error(
-                f"{folder} holds a run, {at}: continue with resume, or name another folder"
+                f"{folder} contains a run, {at}: continue with resume, or choose another folder"
             )
         if not self.network.is_finite():
             raise value_error(
-                f"{self.network.source.name} gives numbers that are not finite: begin with "
+                f"{self.network.source.name} has parameters or outputs that are not finite; choose "
                 "another model"
             )
         with run_folder.saving("the folder", folder):
@@ -310,6 +331,9 @@ class Training:
                 self.snapshot()
             while self.share < 1 and not signals:
                 row = self.advance()
+                every = self.evaluate_steps
+                if self.share >= 1 or signals or (every and self.step % every == 0):
+                    row |= self.run_evaluation(row)
                 with run_folder.saving(run_folder.METRICS, self.folder):
                     metrics.write(row)
                 show(self.share, in_words(row, self.steps, self.watch.loss()))
@@ -335,7 +359,7 @@ class Training:
     def need_finite(self) -> None:
         """Raise `Diverged` if a parameter or a running mean of AdamW is not finite."""
         if not self.network.is_finite():
-            raise Diverged("the model gives numbers that are not finite")
+            raise Diverged("the model's parameters or outputs are not finite")
         means = (self.optimizer.mean, self.optimizer.square)
         if not all(np.isfinite(mean).all() for mean in means):
             raise Diverged("the running means of AdamW are not finite")
@@ -388,6 +412,20 @@ class Training:
             **({"skipped": True} if skipped else {}),
         }
 
+    def run_evaluation(self, row: Mapping[str, Any]) -> dict[str, float]:
+        """Return the numbers of `evaluate` for the current model; {} without `evaluate`."""
+        if self.evaluate is None:
+            return {}
+        found = self.evaluate(self.network.model())
+        if not isinstance(found, Mapping) or not all(
+            isinstance(name, str) and name not in row for name in found
+        ):
+            raise value_error(
+                f"`evaluate` returned {quote(found)}; return a dict of numbers, such as "
+                f'{{"test_accuracy": 0.5}}, with names other than {", ".join(row)}'
+            )
+        return {name: real_number(found[name], name=f"evaluate's {name}") for name in found}
+
     def settings(self) -> dict[str, Any]:
         """Return the settings that a resumed run must repeat."""
         optimizer = self.optimizer
@@ -427,17 +465,17 @@ class Training:
         """Restore the state from a checkpoint, and warn if later checkpoints are damaged.
 
         Raises:
-            ValueError: the checkpoint belongs to another network or to other objectives.
+            ValueError: the checkpoint belongs to a different network or to different objectives.
         """
         about, numbers = saved.about, saved.arrays["parameters"]
         for damage in saved.damaged:
-            message = f"train: {damage}; going on from step {about['step']}"
+            message = f"train: {damage}; continuing from step {about['step']}"
             warnings.warn(message, UserWarning, stacklevel=2)
         flat = self.network.flat
         if (numbers.dtype, numbers.shape) != (flat.dtype, flat.shape):
             raise value_error(
-                f"{saved.path} holds {numbers.size} numbers of {numbers.dtype}, and the "
-                f"network has {flat.size} of {flat.dtype}: give the same network"
+                f"{saved.path} holds {numbers.size} numbers of {numbers.dtype}, but the network "
+                f"has {flat.size} of {flat.dtype}; pass the same network"
             )
         for name, array in self.arrays().items():
             array[:] = saved.arrays[name]
@@ -448,7 +486,7 @@ class Training:
             for part in self.parts:
                 part.objective.restore(about["objectives"][part.objective.name])
         except (LookupError, TypeError) as error:
-            raise value_error(f"{saved.path} holds no state of this run") from error
+            raise value_error(f"{saved.path} does not contain the state of this run") from error
 
     def save_model(self) -> None:
         """Write the current model."""
@@ -469,10 +507,16 @@ class Training:
             self.restore(saved)
             self.save_model()
         return (
-            f"at step {step} {error}: the run stops, and {self.folder} holds the model of "
+            f"at step {step}, {error}: the run stops, and {self.folder} holds the model of "
             f"its last good checkpoint, step {self.step}: use a lower rate than "
             f"{self.schedule.rate:g}"
         )
+
+
+def _share(step: int, seconds: float, steps: int | None, minutes: float | None) -> float:
+    """Return the progress of a run with these limits, from 0 at its start to 1 at its end."""
+    by_steps = 0.0 if steps is None else step / steps
+    return max(by_steps, 0.0 if minutes is None else seconds / (60 * minutes))
 
 
 def spread(steps: int | None, count: int = 12) -> list[int]:
@@ -489,7 +533,7 @@ def spread(steps: int | None, count: int = 12) -> list[int]:
 
 
 def in_words(row: Mapping[str, Any], steps: int | None, loss: float) -> str:
-    """Return a row of the metrics as a short text for the progress bar."""
+    """Format a row of the metrics as a short text for the progress bar."""
     total = f"/{steps}" if steps else ""
     rate = row["tokens"] / max(row["seconds"], 1e-3)
     return f"step {row['step']}{total}, loss {loss:.3f}, {rate:,.0f} tokens/s"
@@ -497,7 +541,7 @@ def in_words(row: Mapping[str, Any], steps: int | None, loss: float) -> str:
 
 @contextmanager
 def asked_to_stop() -> Iterator[list[int]]:
-    """Collect the signals that stop a run after a step; a second signal stops it immediately."""
+    """Collect signals to stop after the current step; a second signal stops the run immediately."""
     signals: list[int] = []
 
     def ask(number: int, _: Any) -> None:

@@ -81,7 +81,7 @@ class Network:
 
     @contextmanager
     def weighted(self, weight: float) -> Iterator[None]:
-        """Multiply each gradient by a weight if it is added inside the `with` block."""
+        """Multiply each gradient that is added inside the `with` block by a weight."""
         before, self.weight = self.weight, self.weight * weight
         try:
             yield

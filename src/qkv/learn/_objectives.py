@@ -49,8 +49,8 @@ class Part:
 
     Attributes:
         objective: the objective.
-        weight: the factor of the loss, or a function that computes this factor. The argument of the
-            function is 0 at the start of the run and 1 at its end.
+        weight: the factor by which the loss is multiplied, or a function that computes this factor.
+            The argument of the function is 0 at the start of the run and 1 at its end.
         begin: when the objective begins, from 0 (the start of the run) to 1 (its end).
     """
 
@@ -71,7 +71,7 @@ class Words:
 
     Attributes:
         ids: (total,), the tokens.
-        cu_lengths: (B + 1,), the index of each text's first row, then the number of rows.
+        cu_lengths: (B + 1,), the index of each text's first row, followed by the number of rows.
         at: (n,), the rows at which the model should predict a token, without duplicates.
         targets: (n,), the tokens to predict at the rows `at`.
     """
@@ -98,7 +98,7 @@ def words_loss(
             in ascending order. The prior is added only in training. Therefore a positive `number`
             makes the model learn lower logits for the tokens in the prior.
         soft: (n, V), the probabilities that the model should predict. If `soft` is given, the
-            gradient is the gradient of the cross-entropy with `soft` instead of the targets.
+            gradient is that of the cross-entropy with `soft` instead of the targets.
 
     Returns:
         The mean cross-entropy with the targets; `soft` does not change this number.
@@ -112,7 +112,10 @@ def words_loss(
     """
     head = network.transformer.head
     if head is None or not head.predicts:
-        raise ValueError(f"{network.source.name} has no LM head: there is nothing to learn")
+        raise ValueError(
+            f"{network.source.name} has no LM head, so it cannot predict words: "
+            "choose a model with an LM head"
+        )
     _check_words(network, batch)
     _, positions = texts_and_positions(batch.cu_lengths)
     packed = PackedIds(batch.ids, batch.cu_lengths, positions)
@@ -145,8 +148,8 @@ def _check_words(network: Network, batch: Words) -> None:
     most, vocabulary = network.transformer.embedding.max_positions, network.design.vocabulary
     if most is not None and longest > most:
         raise ValueError(
-            f"words_loss: a text has {longest} tokens and {network.source.name} takes {most}: "
-            "cut the text, or use a model with more positions"
+            f"words_loss: a text has {longest} tokens, but {network.source.name} takes at most "
+            f"{most}: shorten the text, or use a model with more positions"
         )
     ids = batch.ids
     if ids.size and not (ids.min() >= 0 and ids.max() < vocabulary):
@@ -155,7 +158,7 @@ def _check_words(network: Network, batch: Words) -> None:
             f"{vocabulary} tokens: use the tokenizer of the model"
         )
     if not len(batch.at):
-        raise ValueError("words_loss: there is no target: give at least one row")
+        raise ValueError("words_loss: `at` is empty, so there is no target; list at least one row")
     if np.bincount(batch.at).max() > 1:
         raise ValueError("words_loss: `at` lists a row twice: list each row once")
 
@@ -216,7 +219,7 @@ class Causal(_Filled):
     name = "causal"
 
     def batch(self, step: int, rng: np.random.Generator) -> Words:
-        """Return sequences without their last tokens. The target at a token is the next token."""
+        """Return sequences without their last tokens. Each token's target is the next token."""
         texts = self._sequences(lambda text: len(text) > 1)
         ids = np.concatenate([text[:-1] for text in texts]).astype(np.int64)
         targets = np.concatenate([text[1:] for text in texts]).astype(np.int64)
@@ -229,18 +232,17 @@ class Masked(_Filled):
 
     Some non-special tokens are chosen at random, and the model must predict all chosen tokens. In
     the input, 80% of the chosen tokens are replaced by the mask token, 10% are replaced by a
-    different token, and 10% stay.
-    If `alike` is given, words are chosen instead of tokens. If a word is chosen, all its
-    occurrences in the text are chosen, because a visible occurrence would reveal a masked one. Each
-    punctuation mark is chosen separately.
+    different token, and 10% stay unchanged. If `alike` is given, words are chosen instead of
+    tokens. If a word is chosen, all its occurrences in the text are chosen, because a visible
+    occurrence would reveal a masked one. Each punctuation mark is chosen separately.
 
     Args:
         source: the source of sequences; the sequences include special tokens.
-        tokenizer: the tokenizer, which has the special tokens and the mask token.
+        tokenizer: the tokenizer, which defines the special tokens and the mask token.
         share: the fraction of tokens that the model must predict, such as 0.15.
         tokens_per_step: the minimum number of tokens in a step.
         alike: a function that maps words to keys. Two words are treated as equal if their keys are
-            equal. With `str.casefold`, upper and lower case are equal.
+            equal. With `str.casefold`, words that differ only in case are treated as equal.
 
     Raises:
         ValueError: the tokenizer has no mask token, or `share` is not between 0 and 1.
@@ -264,7 +266,7 @@ class Masked(_Filled):
         if tokenizer.mask is None:
             raise ValueError(
                 f"Masked: the tokenizer has no mask token ({' or '.join(MASKS)}): choose "
-                "another, or train one"
+                "another tokenizer, or train one"
             )
         self.mask = tokenizer.vocabulary[tokenizer.mask]
         self._names = {index: name for name, index in tokenizer.vocabulary.items()}

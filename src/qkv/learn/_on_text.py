@@ -36,7 +36,7 @@ class TextRun:
     """The settings of `train_on_text`.
 
     Attributes:
-        corpus: the paths of text files in UTF-8.
+        corpus: the paths of UTF-8 text files.
         objective: "masked" for an encoder (BERT), "causal" for a decoder (GPT-2).
         layers: the number of layers.
         heads: the number of heads in each layer.
@@ -79,10 +79,10 @@ class TextRun:
         checked_limits(self.steps, self.minutes, self.seed)
         Schedule(self.rate)
         if isinstance(self.corpus, str | os.PathLike):
-            raise type_error(f"corpus is {str(self.corpus)!r}: give a list of files")
+            raise type_error(f"corpus is {str(self.corpus)!r}; pass a list of files")
         paths = [
             str(Path(path).absolute()) for path in self.corpus
-        ]  # absolute paths, because a run may be resumed in another folder
+        ]  # absolute paths, because a run may be resumed in a different folder
         object.__setattr__(self, "corpus", tuple(paths))
 
     @classmethod
@@ -98,7 +98,7 @@ class TextRun:
         """
         saved = last_checkpoint(Path(folder))
         if saved is None:
-            raise invalid(FileNotFoundError, f"{folder} holds no checkpoint to resume from")
+            raise invalid(FileNotFoundError, f"{folder} contains no checkpoint to resume from")
         settings = saved.about["settings"].get("text")
         if not isinstance(settings, dict):
             raise value_error(f"{saved.path} does not belong to a run on text")

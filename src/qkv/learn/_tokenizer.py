@@ -25,13 +25,13 @@ _LINES_AT_ONCE = 1000
 def train_tokenizer(
     lines: Iterable[str], kind: Literal["wordpiece", "bytes"], vocabulary: int
 ) -> SubwordTokenizer:
-    """Train a tokenizer of at most `vocabulary` tokens, unless the letters alone need more tokens.
+    """Train a tokenizer with at most `vocabulary` tokens, unless the letters alone need more.
 
     Training runs in a separate process, which Ctrl-C ends immediately. A word of more than 100
-    letters (300 bytes) is first cut into parts of 100 letters, because the time grows with the
-    square of the length. A "wordpiece" tokenizer also cuts long words when it tokenizes texts,
-    because they would otherwise be unknown words. The cutting does not change how words of at
-    most 100 letters are tokenized.
+    letters (300 bytes) is first cut into parts of 100 letters, because the training time grows with
+    the square of a word's length. A "wordpiece" tokenizer also cuts long words when it tokenizes
+    texts; otherwise they would become unknown words. This does not affect how words of at most 100
+    letters are tokenized.
 
     Args:
         lines: lines of text.
@@ -42,7 +42,7 @@ def train_tokenizer(
 
     Raises:
         TypeError: a line is not a string.
-        ValueError: the kind is unknown, or a line cannot be written as UTF-8.
+        ValueError: the kind is unknown, or a line cannot be encoded as UTF-8.
         RuntimeError: the process failed.
 
     Source:
@@ -57,7 +57,7 @@ def train_tokenizer(
     if kind not in ("wordpiece", "bytes"):
         raise value_error(f"kind is {kind!r}: choose wordpiece or bytes")
     if isinstance(lines, str):
-        raise type_error("`lines` is one string: give a list of lines")
+        raise type_error("`lines` is one string; pass a list of lines")
     vocabulary = whole_number(vocabulary, name="vocabulary", least=1, most=MAX_TOKENS)
     checked = (check_text(line, name=f"line {number}") for number, line in enumerate(lines, 1))
     if not sys.executable or getattr(sys, "frozen", False):  # there is no Python program to start

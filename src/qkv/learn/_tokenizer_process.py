@@ -28,7 +28,7 @@ _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 def main() -> None:
     """Read texts from standard input, train a tokenizer, and write its tokenizer.json.
 
-    Each line of the input is a list of texts in JSON. The last line is `null`.
+    Each line of the input is a JSON list of texts, except the last line, which is `null`.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     lines: list[str] = []
@@ -69,7 +69,7 @@ def _wordpiece(lines: list[str], vocabulary: int) -> "tokenizers.Tokenizer":
     # If several pairs of tokens are equally frequent, the trainer joins the pair with the lowest
     # ids. The ids of tokens such as "##a" would differ between two runs of the trainer. Therefore
     # the trainer gets these tokens as special tokens, whose ids follow the order of `inside`. Equal
-    # runs then give equal tokenizers.
+    # runs then produce equal tokenizers.
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocabulary,
         special_tokens=[*_SPECIAL, *inside],

@@ -17,7 +17,7 @@ class AdamW:
     Args:
         network: the network to train.
         betas: the decay rate of `mean`, and the decay rate of `square`.
-        eps: a small number that is added to the root of the mean of squared gradients.
+        eps: a small number that is added to the root of the mean squared gradient.
         decay: the weight decay; each step multiplies the matrices by `1 - decay * rate`.
         clip: the maximum norm of the whole gradient; a larger gradient is scaled to this norm.
             `math.inf` for no limit.
@@ -42,13 +42,15 @@ class AdamW:
 
     def __post_init__(self) -> None:
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"AdamW: betas are {self.betas}: give two numbers, from 0 to below 1")
+            raise ValueError(
+                f"AdamW: betas are {self.betas}; pass two numbers, at least 0 and below 1"
+            )
         for name, value in (("eps", self.eps), ("decay", self.decay)):
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"AdamW: {name} is {value}: it must be finite and not negative")
         if not self.clip > 0:
             problem = f"AdamW: clip is {self.clip}: it must be above 0"
-            raise ValueError(f"{problem}; math.inf means no limit")
+            raise ValueError(f"{problem}; pass math.inf for no limit")
         self.mean, self.square = np.zeros_like(self.network.flat), np.zeros_like(self.network.flat)
         self.count = 0
 
@@ -57,7 +59,7 @@ class AdamW:
         return gradient_norm(self.network.gradient)
 
     def step(self, rate: float, length: float | None = None) -> None:
-        """Update the parameters; `length` is the gradient's norm, or None to compute the norm."""
+        """Update the parameters; `length` is the gradient's norm, or None to compute it."""
         length = self.length() if length is None else length
         if not math.isfinite(length):
             raise FloatingPointError("AdamW: a gradient is not finite")
@@ -78,7 +80,7 @@ class AdamW:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule of the learning rate over a run; the point 0.25 is after a quarter of the run.
+    """A learning-rate schedule; a point in a run is a number from 0 (start) to 1 (end).
 
     Attributes:
         rate: the highest rate.
@@ -101,7 +103,9 @@ class Schedule:
         if not (math.isfinite(self.rate) and self.rate > 0):
             raise ValueError(f"Schedule: rate is {self.rate}: it must be a finite number above 0")
         if not 0 <= self.warmup < 1:
-            raise ValueError(f"Schedule: warmup is {self.warmup}: it must be from 0 to below 1")
+            raise ValueError(
+                f"Schedule: warmup is {self.warmup}: it must be at least 0 and below 1"
+            )
         if not 0 <= self.least <= 1:
             raise ValueError(f"Schedule: `least` is {self.least}: it must be from 0 to 1")
         if self.fall not in ("linear", "cosine", "none"):

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,11 +52,15 @@ def need_free(folder: Path) -> None:
         NotADirectoryError: the folder is a file.
     """
     if folder.exists() and not folder.is_dir():
-        raise invalid(NotADirectoryError, f"{folder} is a file: name a folder")
+        raise invalid(NotADirectoryError, f"{folder} is a file; pass a folder")
     if _checkpoints(folder):
-        raise value_error(f"{folder} holds a run: continue with resume, or name another folder")
+        raise value_error(
+            f"{folder} contains a run: continue with resume, or choose another folder"
+        )
     if folder.is_dir() and {path.name for path in folder.iterdir()} - {CHECKPOINTS}:
-        raise value_error(f"{folder} holds files that do not belong to a run: name an empty folder")
+        raise value_error(
+            f"{folder} contains files that do not belong to a run; choose an empty folder"
+        )
 
 
 def tokenizer_path(folder: Path) -> Path:
@@ -68,7 +72,7 @@ def tokenizer_path(folder: Path) -> Path:
 
 
 class Metrics:
-    """A writer that appends lines of JSON to the metrics of a run.
+    """A writer that appends JSON lines to a run's metrics.
 
     The constructor removes the lines of steps after `step`. A run that is resumed at `step` writes
     these lines again.
@@ -129,7 +133,7 @@ def read_losses(folder: Path) -> list[tuple[int, float]]:
         step, loss = (row.get(k) if isinstance(row, dict) else None for k in ("step", "loss"))
         if not isinstance(step, int) or not isinstance(loss, int | float):
             continue
-        if 0 <= step < _MOST_LOGGED and -_MOST_LOGGED < loss < _MOST_LOGGED:  # and no NaN
+        if 0 <= step < _MOST_LOGGED and -_MOST_LOGGED < loss < _MOST_LOGGED:  # also rejects NaN
             losses[step] = float(loss)
     return sorted(losses.items())
 
@@ -172,7 +176,7 @@ def plot_curves(folder: StrPath) -> "Figure":
     """
     rows = read_metrics(folder)
     if not rows:
-        raise ValueError(f"plot_curves: {Path(folder) / METRICS} holds no step")
+        raise ValueError(f"plot_curves: {Path(folder) / METRICS} contains no steps")
     need("matplotlib", "plot")
     from matplotlib.figure import Figure
 
@@ -232,7 +236,7 @@ def running_means(values: Array) -> Array:
 
 
 def snapshots_in(folder: Path) -> dict[int, Path]:
-    """Return the paths of all complete snapshots, keyed by step, the earliest first."""
+    """Return the paths of all complete snapshots, keyed by step, earliest first."""
     home = folder / SNAPSHOTS
     paths = {}
     for path in home.iterdir() if home.is_dir() else ():
@@ -282,7 +286,7 @@ class Checkpoint:
 
 
 def write_checkpoint(folder: Path, step: int, arrays: Arrays, about: Mapping[str, Any]) -> None:
-    """Write a checkpoint. Keep only the new checkpoint and the checkpoint before the new one.
+    """Write a checkpoint. Keep only the new checkpoint and the previous one.
 
     Raises:
         OSError: the checkpoint cannot be written; earlier checkpoints stay.
@@ -330,8 +334,16 @@ def last_checkpoint(folder: Path) -> Checkpoint | None:
     return None
 
 
-def need_same(stored: Mapping[str, Any], settings: Mapping[str, Any], path: Path) -> None:
+# The settings that may grow when a complete run continues.
+LIMITS = ("steps", "minutes")
+
+
+def need_same(
+    stored: Mapping[str, Any], settings: Mapping[str, Any], path: Path, free: Collection[str] = ()
+) -> None:
     """Raise an error if the settings of a run differ from the `stored` settings of a checkpoint.
+
+    The settings with names in `free` may differ.
 
     Raises:
         ValueError: a setting differs; the message names the first such setting.
@@ -339,16 +351,16 @@ def need_same(stored: Mapping[str, Any], settings: Mapping[str, Any], path: Path
     same = json.loads(json.dumps(settings, default=_plain))  # Tuples become lists.
     theirs, ours = dict(_flat(stored)), dict(_flat(same))
     for name in [*theirs, *ours]:
-        if theirs.get(name) != ours.get(name):
+        if name not in free and theirs.get(name) != ours.get(name):
             raise value_error(
                 f"{path} belongs to a run with {name} {_quote(theirs, name)}, but now "
-                f"{name} is {_quote(ours, name)}: give the same value, or another folder"
+                f"{name} is {_quote(ours, name)}; pass the same value, or another folder"
             )
 
 
 @contextmanager
 def saving(what: str, folder: Path) -> Iterator[None]:
-    """Raise each OSError again; add the text `what` and the last checkpoint to its message."""
+    """Re-raise each OSError with `what` and the last checkpoint added to its message."""
     try:
         yield
     except OSError as error:
@@ -406,13 +418,13 @@ def _check_state(about: Any, step: int) -> None:
     for name, kind in _STATE.items():
         value = about.get(name) if isinstance(about, dict) else None
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise ValueError(f"{name} is {value!r:.40}, and it must be of type {kind.__name__}")
+            raise ValueError(f"{name} is {value!r:.40}, but must be of type {kind.__name__}")
         if kind in (int, float) and not 0 <= value < math.inf:
             raise ValueError(f"{name} is {value}, and it must be 0 or more")
     if about["step"] != step or about["updates"] > step:
         raise ValueError(
-            f"step is {about['step']} and updates {about['updates']}: "
-            f"step must be {step}, and updates at most {step}"
+            f"step is {about['step']} and updates is {about['updates']}: "
+            f"step must be {step}, and updates must be at most {step}"
         )
     steps = about["settings"].get("steps")
     if steps is not None and not (isinstance(steps, int) and step <= steps):
@@ -434,11 +446,11 @@ def _check_arrays(arrays: Arrays) -> None:
         if array.dtype not in (np.float32, np.float64) or array.ndim != 1:
             raise ValueError(has)
         if (array.dtype, array.shape) != (like.dtype, like.shape):
-            raise ValueError(f"{has}, and the parameters are {like.dtype} of shape {like.shape}")
+            raise ValueError(f"{has}, but the parameters are {like.dtype} of shape {like.shape}")
         if not np.isfinite(array).all():
-            raise ValueError(f"{name} holds numbers that are not finite")
+            raise ValueError(f"{name} contains numbers that are not finite")
     if (arrays["square"] < 0).any():
-        raise ValueError("square holds negative numbers")
+        raise ValueError("square contains negative numbers")
 
 
 def _plain(value: Any) -> Any:
@@ -446,7 +458,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     raise type_error(
-        f"a checkpoint cannot hold a {type(value).__name__}: give numbers, strings, lists and dicts"
+        f"a checkpoint cannot hold a {type(value).__name__}; pass numbers, strings, lists and dicts"
     )
 
 

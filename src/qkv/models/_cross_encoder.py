@@ -19,7 +19,7 @@ from qkv.text.tokenizer import check_text
 
 
 class CrossEncoderModel(Model):
-    """A model that reads two texts together and scores the pair: one score, or one per class."""
+    """A model that reads two texts together and gives the pair one score, or one per class."""
 
     @property
     def num_labels(self) -> int:
@@ -50,7 +50,7 @@ class CrossEncoderModel(Model):
 
         Args:
             inputs: pairs of texts, or one pair.
-            top_k: not supported, because the model predicts no words.
+            top_k: not supported, because the model does not predict words.
             prompt_name: the name of the prompt before the first text of each pair, as in `encode`.
             prompt: the text of a prompt, instead of `prompt_name`.
             batch_size: as in `rank`.
@@ -60,7 +60,7 @@ class CrossEncoderModel(Model):
             convert_to_numpy: False for a list of torch tensors, one per pair.
             convert_to_tensor: True for one torch tensor.
             device: None or "cpu".
-            ablate: not supported, like `hide` and `edit`: `model(input_ids)` takes edits.
+            ablate: not supported, like `hide` and `edit`; pass edits to `model(input_ids)`.
             hide: not supported.
             edit: not supported.
 
@@ -71,7 +71,7 @@ class CrossEncoderModel(Model):
         Raises:
             TypeError: the inputs are not pairs of strings.
             ValueError: no text has a token, or an argument is invalid or not supported.
-            ImportError: the result should be tensors, but torch is not installed.
+            ImportError: tensors are requested, but torch is not installed.
         """
         self.refuse(top_k=top_k, ablate=ablate, hide=hide, edit=edit)
         check_device(device)
@@ -98,8 +98,8 @@ def _checked_pairs(inputs: Any) -> tuple[bool, list[tuple[str, str]]]:
     """Return `(single, pairs)`; `single` is True if the input is one pair instead of several."""
     if isinstance(inputs, str | bytes) or not isinstance(inputs, Iterable):
         raise type_error(
-            f"`inputs` is {type(inputs).__name__}: this model reads two texts together: "
-            "give pairs of strings, or one pair"
+            f"`inputs` is {type(inputs).__name__}: this model reads two texts together; "
+            "pass pairs of strings, or one pair"
         )
     rows = [*inputs]
     single = len(rows) == 2 and all(isinstance(row, str) for row in rows)
@@ -108,7 +108,7 @@ def _checked_pairs(inputs: Any) -> tuple[bool, list[tuple[str, str]]]:
         if isinstance(row, str) or not isinstance(row, Sequence | np.ndarray) or len(row) != 2:
             count = len(row) if isinstance(row, list | tuple | np.ndarray) else 0
             about = f"{type(row).__name__}{f' of {count}' if count else ''}"
-            raise type_error(f"pair {number} is {about}: give two strings")
+            raise type_error(f"pair {number} is {about}; pass two strings")
         first, second = (check_text(text, name=f"pair {number}") for text in row)
         pairs.append((first, second))
     return single, pairs

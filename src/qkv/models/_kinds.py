@@ -1,4 +1,4 @@
-"""The table of what each kind of model can be asked, and of the errors about all other calls."""
+"""The table of the calls that each kind of model supports, and of the errors for other calls."""
 
 import tomllib
 from importlib.resources import files
@@ -31,7 +31,7 @@ def kind_of(design: AnyDesign) -> str:
 
 
 def can(kind: str, ask: str) -> bool:
-    """Return whether a kind of model can answer a call.
+    """Return whether a kind of model supports a call.
 
     >>> can("masked LM", "predict"), can("masked LM", "generate"), can("image encoder", "text")
     (True, False, False)
@@ -41,7 +41,7 @@ def can(kind: str, ask: str) -> bool:
 
 
 def cannot(design: AnyDesign, ask: str) -> str:
-    """Return the part of an error that follows the model's name, if the model cannot be asked."""
+    """Return the end of an error, after the model's name, for a call that the model lacks."""
     kind, row = kind_of(design), _TABLE["asks"][ask]
     text: str | None = row.get(kind, row.get(kind.split()[0]))
     if text is not None:
@@ -50,7 +50,7 @@ def cannot(design: AnyDesign, ask: str) -> str:
 
 
 def does(design: AnyDesign) -> str:
-    """Return the text of a model's kind for errors, such as "has no head"."""
+    """Return the words for a model's kind in error messages, such as "has no head"."""
     outputs = 0 if design.head is None else design.head.outputs
     text: str = _TABLE["kinds"][kind_of(design)]
     return text.format(outputs=outputs)

@@ -52,7 +52,7 @@ from qkv.text.tokenizer import BareTokenizer, parse_tokenizer, read_tokenizer
 
 # The name of a model class without a head, such as BertModel, ends with one of these words.
 _BARE = ("Model", "Encoder", "Backbone")
-# Files beside a model that qkv does not read, and what the model lacks without them.
+# Files that qkv does not read, and the feature that each file would add to a model.
 _UNREAD = {
     read.ADAPTER: "a PEFT adapter, which qkv does not apply: merge it into the model with peft "
     "(merge_and_unload), and save the result",
@@ -91,18 +91,18 @@ def load(
         revision: a branch, tag or commit on the Hub; folders and files have no revisions.
         dtype: float32, float64, bfloat16 or int8. By default, float16 and bfloat16 weights become
             float32; other weights keep the dtype of the file. With bfloat16, weights take half the
-            memory, matrix products take about half the time, and results have two to three
-            significant digits. With int8, the products of linear layers are computed in int8, and
-            parameters are float32; docs/models.md describes the rounding and its error. In a GGUF
-            file, matrices in the blocks Q4_0, Q4_1, Q8_0, Q4_K and Q6_K then take about as much
-            memory as in the file, and vectors are rounded to int16 numbers, with one scale for each
-            block of 32, before they are multiplied with a matrix; `model.parameters[name]` then
-            computes a float32 array.
+            memory, matrix products take about half the time, and results are accurate to two or
+            three significant digits. With int8, the products of linear layers are computed in int8,
+            and parameters are float32; docs/models.md describes the rounding and its error. With
+            int8, matrices that a GGUF file stores in blocks of type Q4_0, Q4_1, Q8_0, Q4_K or Q6_K
+            take about as much memory as in the file. Before a product with such a matrix, vectors
+            are rounded to int16 numbers, with one scale for each block of 32;
+            `model.parameters[name]` computes a float32 array.
         cache_dtype: for decoders, the dtype of the key/value caches of `generate` and `chat`:
             float16 or bfloat16, which take half the memory of float32; by default, the dtype in
             which keys are computed. The attribute `model.cache_dtype` has this value.
 
-    The files of the weights are mapped into memory. While a model is in use, do not write to its
+    The weight files are mapped into memory. While a model is in use, do not write to its
     files; replace the files instead. The kernel's packed matrices are the only copy of the weights
     (docs/models.md, Memory).
 
@@ -112,8 +112,8 @@ def load(
         FileNotFoundError: the folder does not exist, or the model was not found.
         ValueError: the name is unknown, `dtype` or `cache_dtype` is not supported, or `cache_dtype`
             is given for a model that is not a decoder.
-        MemoryError: the model does not fit into memory; the message says how much it needs, and
-            which dtype needs less.
+        MemoryError: the model does not fit into memory; the message says how much memory it needs,
+            and which dtype needs less.
 
     >>> load("random")
     <Model random: qkv-lesson, 1 layers, 2 heads, vectors of 8>
@@ -127,7 +127,7 @@ def load(
         if revision is not None:
             raise value_error(f"the model 'random' has no revisions: omit {revision!r}")
         if kind == np.int8:
-            raise value_error("the model 'random' has no int8 products: give another dtype")
+            raise value_error("the model 'random' cannot compute in int8; pass another dtype")
         return _with_cache_dtype(random_model(dtype=kind or np.float32), cache_dtype)
     try:
         folder, name = find_model(name_or_path, revision), str(name_or_path)
@@ -147,7 +147,7 @@ def load(
 
 @contextmanager
 def _naming_memory(name: str, stored: Tensors, kind: DType | None) -> Iterator[None]:
-    """Inside the `with` block, let an error for lack of memory say how much the model needs."""
+    """Inside the `with` block, let out-of-memory errors say how much memory the model needs."""
     try:
         yield
     except MemoryError as error:
@@ -155,7 +155,7 @@ def _naming_memory(name: str, stored: Tensors, kind: DType | None) -> Iterator[N
 
 
 def _lack_of_memory(name: str, tensors: Sequence[Stored], kind: DType | None) -> str:
-    """Return the error for a model that does not fit into memory."""
+    """Return the error for a model that does not fit in memory."""
     count = sum(math.prod(tensor.shape) for tensor in tensors)
     matrices = [tensor for tensor in tensors if len(tensor.shape) > 1]
     is_narrow = variant() is not None and all(tensor.narrow for tensor in matrices)
@@ -168,7 +168,7 @@ def _lack_of_memory(name: str, tensors: Sequence[Stored], kind: DType | None) ->
     small = min(sizes, key=lambda one: sizes[one])
     way_out = "use a smaller model, or a GGUF file in Q4_0 with dtype='int8'"
     if sizes[small] < sizes[dtype]:
-        way_out = f"give dtype={small!r} ({about[small]})"
+        way_out = f"pass dtype={small!r} ({about[small]})"
     return (
         f"load: not enough memory: {name} has {count:,} parameters, {about[dtype]} with "
         f"dtype={kind and kind.name!r}: {way_out}"
@@ -199,7 +199,8 @@ def _read(folder: Path, name: str, kind: DType | None) -> Model:
 def _of_files(folder: Path, name: str, sentence: Sentence, kind: DType | None) -> Model:
     """Read the model in the folder `folder / sentence.home`.
 
-    A static model (a table of vectors) needs no config.json. Any other model needs a config.json.
+    A static model (a table of vectors) does not need a config.json. Any other model needs a
+    config.json.
     """
     home = folder / sentence.home
     if sentence.static:
@@ -212,7 +213,7 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: DType | None) -
     is_pair, named = isinstance(design, Seq2SeqDesign), Config(values, "").architecture()
     if is_pair and not any(name.startswith("decoder.") for name in tensors):
         what = f"config.json names {named:.80}, but the files hold no decoder"
-        _warn(f"{tensors.source}: {what}: the encoder runs alone and gives vectors")
+        _warn(f"{tensors.source}: {what}: the encoder runs alone and computes vectors")
         values = {**values, "architectures": [f"{values['model_type'].upper()}EncoderModel"]}
         design, names = design_of(values, home / read.CONFIG)
     layers = design.layers if isinstance(design, Design) else ()
@@ -289,15 +290,15 @@ def _static(folder: Path, name: str, sentence: Sentence, kind: DType | None) -> 
     The model's tokenizer.json may set a maximum number of tokens per text.
     """
     home = folder / sentence.home
-    # A static model has no linear layers, so its table stays float32 with int8.
+    # A static model has no linear layers, so with int8, its table stays float32.
     config, design, weights = read_static(Tensors(home), None if kind == np.int8 else kind)
     read.need_file(home / read.TOKENIZER, read.MOST_TOKENIZER)
     tokenizer = _tokenizer(home / read.TOKENIZER, BareTokenizer)
     cut = tokenizer.truncation if isinstance(tokenizer, BareTokenizer) else None
     if cut is not None and cut["direction"] != "right":
         raise read.ModelError(
-            f"{home / read.TOKENIZER}: it truncates texts on the {cut['direction']}: "
-            "qkv truncates on the right"
+            f"{home / read.TOKENIZER}: the tokenizer truncates texts on the {cut['direction']}, "
+            "but qkv truncates on the right"
         )
     return Model(
         name=name,
@@ -311,7 +312,7 @@ def _static(folder: Path, name: str, sentence: Sentence, kind: DType | None) -> 
 
 
 def _with_what_is_there(design: Any, names: Names, tensors: Tensors) -> Any:
-    """Return the design; remove its head if the files hold no tensor of the head."""
+    """Return the design; remove its head if the files lack the head's tensors."""
     if type(design) is not Design or design.head is None:
         return design
     if design.head.embeds:
@@ -322,7 +323,7 @@ def _with_what_is_there(design: Any, names: Names, tensors: Tensors) -> Any:
         return design
     _warn(
         f"{tensors.source}: config.json names a head, but the tensor {missing[0]} is "
-        "missing: the model runs without a head and gives no logits"
+        "missing: the model runs without a head and has no logits"
     )
     return replace(design, head=None)
 
@@ -336,7 +337,7 @@ def _warn_of_left_out(config: Config, weights: Storage) -> None:
             f"{config.source}: qkv does not compute the head of "
             f"{read.plain(config.architecture(), 80)} (ignored tensors: "
             f"{read.plain(', '.join(parts), 200) or 'none, because the files lack the head'}): "
-            "the rest of the model works and gives vectors (trace, encode), but no logits "
+            "the rest of the model works and computes vectors (trace, encode), but no logits "
             "(predict, rank, generate)"
         )
 
@@ -385,7 +386,7 @@ def _make_tokenizer(path: Path, make: Callable[[], SubwordTokenizer]) -> Subword
             raise
         # The message of `error` begins with the name of a call; the message of its cause does not.
         reason = read.first_line(error.__cause__ or error)
-        raise read.ModelError(f"{path}: does not work as a tokenizer: {reason}") from error
+        raise read.ModelError(f"{path} does not work as a tokenizer: {reason}") from error
     return tokenizer
 
 
@@ -398,4 +399,4 @@ def _float_type(dtype: Any) -> DType:
         kind = float_type(dtype)
         if kind != np.float16:
             return kind
-    raise value_error(f"dtype is {dtype}: give float32, float64, bfloat16 or int8")
+    raise value_error(f"dtype is {dtype}; pass float32, float64, bfloat16 or int8")

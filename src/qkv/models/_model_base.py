@@ -77,12 +77,12 @@ class Parameters(MutableMapping[str, Array]):
 
     @public_call("parameters")
     def __setitem__(self, name: str, value: ArrayLike) -> None:
-        """Replace an array by a copy of `value`; the type of the array does not change.
+        """Replace an array with a copy of `value`; the type of the array does not change.
 
         Raises:
             KeyError: the parameter does not exist; the message suggests similar names.
             TypeError: `value` does not hold floats.
-            ValueError: `value` has another shape.
+            ValueError: `value` has a different shape.
         """
         if name not in self._arrays:
             near = suggestion(nearest(name, self._arrays), self._arrays)
@@ -92,7 +92,7 @@ class Parameters(MutableMapping[str, Array]):
             raise type_error(f"{name} is {array.dtype}: assign an array of floats")
         if array.shape != old.shape:
             raise value_error(
-                f"{name} has shape {array.shape} and must have {old.shape}, "
+                f"{name} has shape {array.shape}, but must have {old.shape}, "
                 "the shape of the old array"
             )
         self._arrays[name] = like_weight(frozen(array.astype(old.dtype)), old)
@@ -118,7 +118,7 @@ _SET = {"name", "config", "tokenizer", "design", "kind", "reader"} | {
 class ModelBase:
     """The base class of all models: `read` makes batches, and `network.run` runs them.
 
-    The docstring of `Model` describes the attributes.
+    `Model` describes the attributes.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class ModelBase:
             self._network.first = first
 
     def prepare(self) -> None:
-        """Pack the matrices for the kernel, so that no request does, and release the files' pages.
+        """Pack the matrices for the kernel before the first request, and release the files' pages.
 
         The system reads pages of a file again if their values are needed.
         """
@@ -346,14 +346,14 @@ class ModelBase:
             limit = whole_number(limit, name="max_seq_length", least=around + 1)
         if most is not None and (limit is None or limit > most):
             raise value_error(
-                f"max_seq_length is {limit} and {self.name} has {most} positions: "
-                f"give at most {most}"
+                f"max_seq_length is {limit}, but {self.name} has {most} positions; "
+                f"pass at most {most}"
             )
         return limit
 
     @property
     def parameters(self) -> Parameters:
-        """The model's arrays, keyed by name; linear weights have the shape (in, out).
+        """The model's arrays, keyed by name; linear weights have shape (in, out).
 
         The arrays are read-only: to change a parameter, assign a new array to its name.
 
@@ -364,14 +364,27 @@ class ModelBase:
         """
         return Parameters(self._weights.parameters, self._rebuild)
 
+    def blocks_of(self, name: str) -> tuple[str, Array] | None:
+        """Return the blocks of a matrix as the model's GGUF file stores them.
+
+        Args:
+            name: the name of a parameter.
+
+        Returns:
+            The kind of the blocks, such as "Q4_1", and the bytes of each row in the file, uint8
+            (rows, bytes). A row holds the weights of one output of a linear layer, or the vector of
+            one token. None if the matrix is not in blocks, or was replaced.
+        """
+        return self._weights.blocks_of(name)
+
     @property
     def sha256(self) -> str:
         """The SHA-256 digest of the stored parameters, in hexadecimal.
 
-        The digest covers the name, type, shape and bytes of every tensor in the files. The argument
-        `dtype` of `qkv.load` and the number of files do not change the digest. If parameters were
-        replaced, or if the model is `"random"`, the digest covers the tensors that `save` would
-        write.
+        The digest covers the name, type, shape and bytes of every tensor in the files. Neither the
+        argument `dtype` of `qkv.load` nor the number of files affects the digest. If parameters
+        were replaced, or if the model is `"random"`, the digest covers the tensors that `save`
+        would write.
 
         >>> import qkv
         >>> qkv.load("books").sha256 == qkv.load("books", dtype="float64").sha256
@@ -380,7 +393,7 @@ class ModelBase:
         return self._weights.sha256
 
     def with_network(self, network: Transformer) -> Self:
-        """Return a copy of the model that runs another network."""
+        """Return a copy of the model that runs a different network."""
         model = copy(self)
         model._network = network
         return model
@@ -404,7 +417,7 @@ class ModelBase:
         for name, array in old.items():
             copied = np.array(parameters[name], dtype=dtype)
             if copied.shape != array.shape:
-                raise value_error(f"{name} has shape {copied.shape} and must have {array.shape}")
+                raise value_error(f"{name} has shape {copied.shape}, but must have {array.shape}")
             arrays[name] = like_weight(frozen(copied), array)
         model = copy(self)
         model._weights = replace(self._weights, parameters=arrays, stored=None)
@@ -412,7 +425,7 @@ class ModelBase:
         return model
 
     def read_as(self, sentence: Sentence) -> Self:
-        """Return a model that has the same arrays as this model, and new settings for texts."""
+        """Return a model with this model's arrays and new settings for texts."""
         model = copy(self)
         model._weights = replace(self._weights, parameters=dict(self._weights.parameters))
         model.reader = replace(self.reader, sentence=sentence)
@@ -455,7 +468,7 @@ class ModelBase:
             if head is None or not head.predicts:
                 raise invalid(
                     ModelError,
-                    f"{self.name} has a SpladePooling and no head for words: config.json must name "
+                    f"{self.name} has a SpladePooling but no head for words: config.json must name "
                     "a class such as BertForMaskedLM",
                 )
         return self.network.out_dim if head is None else head.steps.outputs
@@ -467,9 +480,10 @@ class ModelBase:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The sampling of generation_config.json, as arguments of `generate` and `chat`.
+        """The sampling options in generation_config.json, as arguments of `generate` and `chat`.
 
-        `qkv chat` uses it; `generate` and `chat` do not. It is empty if the file does not sample.
+        `qkv chat` uses these values; `generate` and `chat` do not. The dict is empty if the file
+        does not set sampling.
 
         >>> import qkv
         >>> qkv.load("books-decoder").sampling
@@ -483,7 +497,7 @@ class ModelBase:
         return not self.kind.startswith("encoder-decoder")
 
     def can(self, ask: str) -> bool:
-        """Return whether a model of this kind can be asked "predict", "generate", "rank", ...
+        """Return whether a model of this kind supports "predict", "generate", "rank", ...
 
         >>> import qkv
         >>> model = qkv.load()
@@ -493,7 +507,7 @@ class ModelBase:
         return can(self.kind, ask)
 
     def need(self, ask: str) -> None:
-        """Raise a ValueError unless the model can be asked."""
+        """Raise a ValueError unless the model supports the call."""
         if not self.can(ask):
             raise value_error(f"{self.name} {cannot(self.design, ask)}")
 
@@ -522,8 +536,8 @@ class ModelBase:
         """The token that replaces gaps in texts; None if the model does not predict masked words.
 
         A gap is "[MASK]", "[mask]", or one or more "_" without a letter or digit on either side. A
-        "?" after a space is also a gap if more text follows. In texts for `encode` and `rank`, gaps
-        are not replaced.
+        "?" after a space is also a gap, except at the end of the text. In texts for `encode` and
+        `rank`, gaps are not replaced.
 
         >>> import qkv
         >>> model = qkv.load()
@@ -550,7 +564,7 @@ class ModelBase:
         """Decode token ids (T,) to text, without special tokens.
 
         Raises:
-            ValueError: the model has no tokenizer, or an id belongs to no token.
+            ValueError: the model has no tokenizer, or an id does not belong to a token.
         """
         return self.reader.need_tokenizer().decode(ids)
 
@@ -558,8 +572,8 @@ class ModelBase:
     def subwords(self, word: str) -> list[list[str]]:
         """Return the ways to split a word into subwords; "##" marks the continuation of a word.
 
-        Some tokenizers split a word differently at the beginning of a text and after a space. The
-        list is empty if no subwords of the vocabulary form the word.
+        Some tokenizers split a word at the beginning of a text differently from a word after a
+        space. The list is empty if no subwords of the vocabulary form the word.
 
         >>> import qkv
         >>> qkv.load("random").subwords("bank")
@@ -580,16 +594,17 @@ class ModelBase:
                 int8; by default each array keeps its dtype. With int8, each matrix `X.weight`
                 (rows, columns) is stored as int8, and a tensor `X.weight_scale` (rows,) stores one
                 float16 scale per row. When the file is loaded, each int8 number is multiplied by
-                its row's scale, and the product is a float32. The product differs from the saved
-                weight by at most scale/2. The scale of a row is the row's largest absolute value /
-                127. Rows that were loaded from an int8 file keep their exact values. Layers after
-                the pooling keep their dtype, and all other tensors are stored as float16.
-                transformers cannot read the scales: omit dtype if transformers should load the
+                its row's scale in float32. The product differs from the saved weight by at most
+                scale/2. The scale of a row is the row's largest absolute value / 127. Rows that
+                were loaded from an int8 file keep their exact values. Layers after the pooling keep
+                their dtype, and all other tensors are stored as float16.
+                transformers cannot read the scales: omit `dtype` if transformers should load the
                 model.
 
         Raises:
             ValueError: the name of the folder is empty; `dtype` is unknown; a tensor has values
-                too large for this dtype; or a JSON file of the model is a link out of its folder.
+                too large for this dtype; or one of the model's JSON files is a link to a path
+                outside the model's folder.
             OSError: the folder cannot be written.
 
         >>> import qkv, tempfile
@@ -605,8 +620,8 @@ class ModelBase:
         if linked := next(filter(None, (model.sentence.linked for model in models)), None):
             raise invalid(
                 ModelError,
-                f"{linked} is a link to a file outside the model's folder, whose content "
-                "`save` would copy: replace the link by the file and load the model again",
+                f"{linked} is a link to a file outside the model's folder, and `save` would copy "
+                "that file: replace the link with the file and load the model again",
             )
         for model in reversed(models):
             save_model(
@@ -625,7 +640,7 @@ class ModelBase:
         Args:
             inputs: one text or several, as strings or as token ids; or images, if the model reads
                 images.
-            first: the number of the first text in errors.
+            first: the number that errors give to the first text.
 
         Raises:
             TypeError: as in `trace`.
@@ -655,7 +670,7 @@ class ModelBase:
     def with_means(
         self, edits: EditedRun, batch: Batch, batch_size: int | None = None, stop: int | None = None
     ) -> EditedRun:
-        """Compute the averages that mean ablations need, in an unedited run of all texts.
+        """Compute the means that mean ablations need, in an unedited run of all texts.
 
         Args:
             edits: the edits, which may include mean ablations.
@@ -666,11 +681,11 @@ class ModelBase:
         return edits.below(stop).average_outputs(self.network, parts(batch, batch_size), stop)
 
     def refuse(self, **given: Any) -> None:
-        """Raise a ValueError if an argument is given (not None or ()) that is for other kinds."""
+        """Raise a ValueError if an argument that only other models support is not None or ()."""
         for name, value in given.items():
             if value is not None and not (isinstance(value, tuple) and not value):
                 raise value_error(
-                    f"{name} is not for {self.name}, which {does(self.design)}: omit {name}"
+                    f"{name} does not apply to {self.name}, which {does(self.design)}: omit {name}"
                 )
 
     def need_words(self) -> int:
@@ -692,4 +707,4 @@ def cache_type(dtype: Any) -> DType | None:
         kind = float_type(dtype)
         if kind.itemsize == 2:
             return kind
-    raise value_error(f"cache_dtype is {quote(dtype)}: give float16, bfloat16 or None")
+    raise value_error(f"cache_dtype is {quote(dtype)}; pass float16, bfloat16 or None")

@@ -25,10 +25,10 @@ CHUNKS = 10  # Chunks per process. Small chunks keep all processes busy until th
 class Pool:
     """Processes for `model.encode(texts, pool=...)`; end them with `close` or a `with` block.
 
-    A single process already uses all threads. Several processes help on machines with many cores.
-    Several processes also help if the texts are so short that Python code takes most of the time.
-    The threads of this process are divided among the pool's processes. As with every pool in
-    Python, a script must create the pool under `if __name__ == "__main__":`.
+    A single process already uses all threads. Several processes help on machines with many cores,
+    or if the texts are so short that Python code takes most of the time. The threads of this
+    process are divided among the pool's processes. As with every pool in Python, a script must
+    create the pool under `if __name__ == "__main__":`.
 
     Args:
         model: each process gets a copy of the model in its current state.
@@ -88,7 +88,7 @@ class Pool:
         Args:
             encoder: the options of `Model.encode`.
             texts: any iterable of texts.
-            size: the number of texts in a chunk; it is the option `chunk_size` of `Model.encode`.
+            size: the number of texts in a chunk (the option `chunk_size` of `Model.encode`).
             show: whether to show a progress bar; if None, a bar appears only on a terminal.
 
         Raises:
@@ -109,7 +109,7 @@ class Pool:
                 for first in starts
             ]
         except RuntimeError as error:
-            raise invalid(RuntimeError, "the pool was closed: start another") from error
+            raise invalid(RuntimeError, "the pool was closed: start a new one") from error
         cut, chunks = Cut(encoder.limit), []
         try:
             with progress("encode", len(texts), show) as advance:
@@ -121,7 +121,7 @@ class Pool:
         except BrokenProcessPool as error:
             raise invalid(
                 RuntimeError,
-                "a process of the pool ended: create the pool under "
+                "a process of the pool ended unexpectedly: create the pool under "
                 'if __name__ == "__main__", and check that there is enough memory',
             ) from error
         finally:

@@ -21,7 +21,7 @@ from qkv.models.tasks.tracing import trace, trace_pair, trace_stream
 
 
 class Model(ModelBase):
-    """A model, as `qkv.load` returns it.
+    """A model, as returned by `qkv.load`.
 
     Attributes:
         config: the contents of the model's config.json.
@@ -32,7 +32,8 @@ class Model(ModelBase):
         conversation: the key/value caches of the last `chat`; assign None to free their memory.
         penalties: the rules of generation_config.json that change the logits of the next token.
         routing: the choice of a route for a task, read from the model's files.
-        notices: the texts of the licence and other documents in the model's folder, by file name.
+        notices: the texts of the licence and other documents in the model's folder, keyed by file
+            name.
 
     >>> import qkv
     >>> model = qkv.load("random")

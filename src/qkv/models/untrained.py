@@ -36,8 +36,8 @@ def fresh_model(
 
     Weights are drawn from a normal distribution with standard deviation 0.02. The weights of norms
     are 1; biases and attention sinks are 0. In models with pre-norms, the output weights of each
-    attention and each MLP are divided by the square root of the number of attentions and MLPs, so
-    that the sum of all outputs does not grow with the number of layers.
+    attention sublayer and each MLP are divided by the square root of the total number of these
+    sublayers and MLPs, so that the sum of all outputs does not grow with the number of layers.
 
     Args:
         config: the contents of a config.json, with `model_type` and `architectures`.
@@ -61,7 +61,7 @@ def fresh_model(
         kind = names.family.model_type
         raise invalid(
             ModelError,
-            f"model_type is {kind}: give the config of a text encoder or decoder, "
+            f"model_type is {kind}; pass the config of a text encoder or decoder, "
             "such as bert or gpt2",
         )
     parameters = first_weights(design, seed, np.dtype(dtype))
@@ -120,9 +120,10 @@ def random_model(
 ) -> Model:
     """Create a model with one attention layer and with random weights from a seed.
 
-    Words -> `WordTokenizer` -> `TokenEmbedding` -> + sinusoidal positions -> `SelfAttention`.
-    A word that is not in `texts` becomes `[UNK]`. The model has not learned anything, so its
-    results have no meaning. Use the model to follow each step of the computation.
+    `WordTokenizer` splits the texts, `TokenEmbedding` embeds the words, sinusoidal positions are
+    added, and `SelfAttention` computes the output. A word that is not in `texts` becomes `[UNK]`.
+    The model has not learned anything, so its results have no meaning. Use the model to follow each
+    step of the computation.
 
     Args:
         texts: the texts whose words become the vocabulary.
@@ -134,7 +135,7 @@ def random_model(
         dtype: float32 or float64.
 
     Raises:
-        ValueError: `heads` does not divide `dim`, or `texts` have no word.
+        ValueError: `heads` does not divide `dim`, or `texts` contain no words.
 
     >>> model = random_model("The cat sat on the mat")
     >>> trace = model.trace("The cat sat on the mat")

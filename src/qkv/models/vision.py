@@ -55,7 +55,7 @@ def grid_of(tokens: Sequence[str]) -> tuple[int, int] | None:
 
 
 def are_several(images: Any) -> bool:
-    """Return whether the input is several images instead of a single image."""
+    """Return whether the input consists of several images rather than a single image."""
     return isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
 
 
@@ -78,7 +78,7 @@ class ImageReader(TextReader):
         return True
 
     def is_single(self, inputs: Any) -> bool:
-        """Return whether the input is one image instead of several."""
+        """Return whether the input is one image rather than several."""
         return not are_several(inputs)
 
     def need_tokenizer(self) -> Tokenizer:
@@ -91,19 +91,19 @@ class ImageReader(TextReader):
         for image in images:
             if isinstance(image, str | bytes | os.PathLike):
                 raise type_error(
-                    f"{self.name} reads images, and {str(image)[:40]!r} is no image: give "
+                    f"{self.name} reads images, and {str(image)[:40]!r} is not an image; pass "
                     f"a uint8 array (H, W, {self.design.channels}) or a Pillow image, for example "
                     "model.trace(PIL.Image.open(path))"
                 )
         if self.pixels is None:
             raise value_error(
                 f"{self.name} has no {PREPROCESSOR}, which describes how to prepare "
-                f"images: give pixel values {self.wants}"
+                f"images; pass pixel values {self.wants}"
             )
         prepared = [self.pixels(image) for image in images]
         self.check(prepared)
         if not prepared:
-            raise value_error("no image is given: give at least one")
+            raise value_error("no image is given; pass at least one")
         return np.stack(prepared)
 
     @property
@@ -131,21 +131,22 @@ class ImageReader(TextReader):
                 takes = f"the model takes {shape}"
                 if design.any_size:
                     takes = (
-                        f"all images of a call must have one shape, of at least one patch: {shape}"
+                        "all images of a call must have the same shape, with at least one "
+                        f"patch: {shape}"
                     )
-                raise value_error(f"an image has shape {image.shape} and {takes}")
+                raise value_error(f"an image has shape {image.shape}, but {takes}")
 
     def read(self, texts: Any, first: int = 0) -> Images:
-        """Return the batch of one image or several."""
+        """Convert one image or several to a batch."""
         is_ready = isinstance(texts, np.ndarray) and is_float(texts.dtype) and texts.ndim == 4
         images = texts if is_ready else self.prepare(texts)
         self.check(images)
         if not len(images):
-            raise value_error("no image is given: give at least one")
+            raise value_error("no image is given; pass at least one")
         return self.patches(images)
 
     def patches(self, images: Sequence[Array] | Array) -> Images:
-        """Return the batch of pixel values, (C, H, W) each."""
+        """Convert the pixel values of images, (C, H, W) each, to a batch."""
         batch: list[Tokenized] = []
         for image in images:
             names = patch_names(*self.grid_of(image))
@@ -166,11 +167,11 @@ class ImageReader(TextReader):
 class VisionModel(Model):
     """A model that reads images.
 
-    `model(pixel_values)` takes the same pixel values as the models of transformers.
-    `model.trace(image)` takes one image or several: uint8 arrays (H, W, C), Pillow images, or
-    floats (B, C, H, W). The result is a `Trace`, as for a text. The tokens are "[CLS]" and then the
-    patches by row and column, counted from 0: "0,0", "0,1", ... `hide=["0,1"]` masks the second
-    patch. The model cannot read or write text.
+    `model(pixel_values)` takes the same pixel values as `transformers` models. `model.trace(image)`
+    takes one image or several: uint8 arrays (H, W, C), Pillow images, or floats (B, C, H, W). The
+    result is a `Trace`, as for a text. The tokens are "[CLS]" and then the patches by row and
+    column, counted from 0: "0,0", "0,1", ... `hide=["0,1"]` masks the second patch. The model
+    cannot read or write text.
     """
 
     design: VisionDesign
@@ -248,10 +249,10 @@ class VisionModel(Model):
         images, reader = as_array(pixel_values, name="pixel_values"), self.reader
         if not is_float(images.dtype):
             raise type_error(
-                f"pixel_values are {images.dtype}: give floats, as model.pixels(images) makes them"
+                f"pixel_values are {images.dtype}; pass floats, as model.pixels(images) makes them"
             )
         if images.ndim != 4:
-            raise value_error(f"pixel_values have shape {images.shape}: give {reader.wants}")
+            raise value_error(f"pixel_values have shape {images.shape}; pass {reader.wants}")
         reader.check(images)
         edits = edits_of(edit, ablate, hide)
         batch, edited = self.check_edits(edits, reader.patches(images))
@@ -311,7 +312,7 @@ class DualEncoder(Model):
 
     A dual encoder has two towers, `text` and `vision`: one model for texts and one for images. The
     towers share the arrays of the dual encoder. Each tower can be traced, edited, shown and saved
-    like any model. The methods of `Model`, such as `encode` and `trace`, use the tower for texts.
+    like any model. The methods of `Model`, such as `encode` and `trace`, use the text tower.
     `encode_image` computes the vectors of images.
     """
 
@@ -358,18 +359,18 @@ class DualEncoder(Model):
 
     @property
     def network(self) -> Transformer:
-        """The network of the tower for texts."""
+        """The text tower's network."""
         return self.text.network
 
     @property
     def text(self) -> Model:
-        """The tower for texts; it holds the parameters whose names begin with "text."."""
+        """The text tower; it holds the parameters whose names begin with "text."."""
         assert self._made is not None
         return self._made[1]
 
     @property
     def vision(self) -> VisionModel:
-        """The tower for images; it holds the parameters whose names begin with "vision."."""
+        """The image tower; it holds the parameters whose names begin with "vision."."""
         assert self._made is not None
         return self._made[2]
 
@@ -443,8 +444,8 @@ class DualEncoder(Model):
 
         Args:
             input_ids: (n, T) integers, or (T,) for one text.
-            attention_mask: of the same shape: True or 1 at tokens, False or 0 at padding. By
-                default, there is no padding.
+            attention_mask: an array of the same shape, with True or 1 at tokens, and False or 0
+                at padding. By default, there is no padding.
             pixel_values: floats (m, C, H, W), as `model.vision.pixels` returns them.
             position_ids: (n, T) integers, the position of each token, as in `Model`.
             ablate: the heads of the text tower to ablate, as in `trace`.
@@ -457,7 +458,7 @@ class DualEncoder(Model):
         """
         if pixel_values is None:
             raise value_error(
-                "pixel_values are missing: for texts alone call model.text(input_ids, "
+                "pixel_values are missing: for texts alone, call model.text(input_ids, "
                 "attention_mask) or encode(texts)"
             )
         options: dict[str, Any] = {"ablate": ablate, "hide": hide, "edit": edit}

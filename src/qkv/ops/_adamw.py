@@ -74,7 +74,7 @@ def adamw(
 
 
 def gradient_norm(x: Array) -> float:
-    """Return the square root of the sum of the squares of all numbers, computed in float64.
+    """Return the Euclidean norm of all numbers, computed in float64.
 
     >>> gradient_norm(np.array([3.0, 4.0], np.float32))
     5.0

@@ -1,4 +1,4 @@
-"""Matrices that stay in the quantized blocks of a GGUF file, and their float32 values."""
+"""Matrices that stay in the quantised blocks of a GGUF file, and their float32 values."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,9 +8,9 @@ import numpy as np
 from qkv.arrays import Array, DType
 from qkv.ops._lazy import LazyMatrix
 
-GROUP = 32  # The rows of a file that lie side by side in a packed group (native/blocks.h: COLUMNS).
+GROUP = 32  # How many rows lie side by side in a packed group (native/blocks.h: COLUMNS).
 _AT_ONCE = 1 << 18  # How many values are computed at once, so that they stay in the cache.
-# A word of 32 bits of "high" has two bits of 8 pairs of numbers: `_FIRST`, and `_FIRST` + 2.
+# Each 32-bit word of "high" has two bits of each number in 8 pairs (i, i + 2); `_FIRST` lists i.
 _FIRST = np.array([4 * w + 16 * (s % 2) + s // 2 for w in range(4) for s in range(4)]).reshape(2, 8)
 _PAIR_BITS = np.arange(0, 16, 2, dtype=np.uint32)
 
@@ -21,8 +21,8 @@ def _unit(count: int, *scales: str, words: int = 4, part: tuple[Any, ...] = ()) 
     return np.dtype([("parts", parts, (count,)), *((name, "<f2", (GROUP,)) for name in scales)])
 
 
-# The kinds of blocks, in the order of their numbers in the kernel: the layout, and the number that
-# stands for 0. `native/blocks.h` describes the same layouts.
+# The kinds of blocks, in the kernel's order: each has a layout, and the stored number that stands
+# for 0. `native/blocks.h` describes the same layouts.
 BLOCK_KINDS = {
     "Q4_0": (_unit(1, "d"), 8),
     "Q4_1": (_unit(1, "d", "m"), 0),
@@ -33,14 +33,14 @@ BLOCK_KINDS = {
 
 
 class BlockMatrix(LazyMatrix):
-    """A read-only float32 matrix in quantized blocks, which `linear` multiplies as they are.
+    """A read-only float32 matrix in quantised blocks, which `linear` multiplies directly.
 
     Args:
         kind: the kind of blocks, a key of `BLOCK_KINDS`.
-        packed: the packed blocks, float32 (n,) that stand for bytes.
-        rows: the rows of the matrix in the file.
-        width: the numbers in a row.
-        transposed: whether the array is `(width, rows)`, as a linear weight, and not
+        packed: the bytes of the packed blocks, viewed as float32 (n,).
+        rows: the number of rows of the matrix in the file.
+        width: the length of a row.
+        transposed: whether the shape is `(width, rows)`, as in a linear weight, instead of
             `(rows, width)`.
     """
 
@@ -103,7 +103,7 @@ class BlockMatrix(LazyMatrix):
 
 
 def blocks_size(kind: str, rows: int, width: int) -> int:
-    """Return how many float32 numbers the packed blocks of a matrix take."""
+    """Return how many float32 numbers the packed blocks of a matrix occupy."""
     unit = BLOCK_KINDS[kind][0]
     count = unit["parts"].shape[0] * 32
     return int(-(-rows // GROUP) * (width // count) * unit.itemsize // 4)
@@ -118,10 +118,11 @@ def pack_blocks(
         kind: the kind of blocks, a key of `BLOCK_KINDS`.
         memory: the memory, float32 (n,).
         rows: the number of rows.
-        fields_of: a function that returns the fields of the rows from a first row to before a last
-            row, by name. The first axes of all fields are (rows, units). In the fields of parts, a
-            third axis counts the parts of a unit. "q" are bytes: int8, or number n in the low and
-            number n + 16 in the high bits; "high" are bits 4 and 5 of 32 numbers.
+        fields_of: a function of `first` and `last` that returns the fields of the rows
+            `first:last`, by name. All fields begin with the axes (rows, units); the fields of parts
+            also have an axis of parts. Each byte of "q" holds one int8 number, or number n in its
+            low four bits and number n + 16 in its high four bits. "high" holds bits 4 and 5 of 32
+            numbers.
     """
     units = _units(kind, memory, rows)
     units[-1:] = np.zeros((), units.dtype)  # for the columns after the last row

@@ -10,9 +10,9 @@ from qkv.ops._lazy import StoredMatrix
 MAX_INT8 = 127  # The largest int8 number in a row.
 _PROBE = 16  # A scale is tested on the first 16 entries of a row, and then on all entries.
 _LARGEST = MAX_INT8 * 65504.0  # The largest number that int8 and a float16 scale represent.
-_LANES = 16  # The absolute values of a row are summed in so many partial sums, as in the kernel.
+_LANES = 16  # The number of partial sums of a row's absolute values, as in the kernel.
 AT_ONCE = 1 << 18  # The number of weights that are read or rounded to int8 at once.
-LIMIT = 6  # As in native/int8.h, like the next constant.
+LIMIT = 6  # This and the next constant are as in native/int8.h.
 LARGEST_NUMBER = MAX_INT8 * 256 + MAX_INT8
 Rows = tuple[Array, Array]  # An int8 matrix (rows, columns), and its scales, float16 (rows,).
 
@@ -20,8 +20,7 @@ Rows = tuple[Array, Array]  # An int8 matrix (rows, columns), and its scales, fl
 def int8_weight(weight: Array) -> Any:
     """Return a matrix with the values of a float32 weight, for products in int8.
 
-    The weight must not change. If int8 cannot represent it (a number is not finite or too large),
-    return `weight`.
+    The weight must not change. If a number is not finite or is too large for int8, return `weight`.
 
     >>> int8_weight(np.float32([[1, 2]])).in_int8
     True
@@ -42,17 +41,17 @@ def int8_weight(weight: Array) -> Any:
 
 
 def like_weight(array: Array, other: Array) -> Any:
-    """Return `array`; if products with `other` are in int8, return `int8_weight(array)`."""
+    """Return `int8_weight(array)` if products with `other` are in int8, otherwise `array`."""
     return int8_weight(array) if isinstance(other, StoredMatrix) and other.in_int8 else array
 
 
 def quantize(x: Array) -> tuple[Array, Array]:
-    """Quantize rows of float32 (rows, columns), as the kernel does.
+    """Quantise rows of float32 (rows, columns), as the kernel does.
 
     The scale of a row is the row's largest absolute value / 127, but at most `LIMIT` times the
-    row's mean absolute value / 127: a few large numbers do not make the scale coarse. They exceed
-    127, up to `LARGEST_NUMBER`. In a row with NaN or infinity, the scale is NaN, and all numbers
-    are 0.
+    row's mean absolute value / 127, so a few large numbers do not make the scale coarse. After
+    scaling, these large numbers can exceed 127; they are at most `LARGEST_NUMBER`. In a row with
+    NaN or infinity, the scale is NaN, and all numbers are 0.
 
     Returns:
         The whole numbers, float64 (rows, columns), and the scales, float32 (rows,).
@@ -83,7 +82,7 @@ def quantize(x: Array) -> tuple[Array, Array]:
 
 
 def multiply_int8(x: Array, weight: Array) -> Array:
-    """Multiply float32 `x (..., in) @ weight (in, out)` in int8, equal to the kernel to the bit."""
+    """Multiply float32 `x (..., in) @ weight (in, out)` in int8, bit-identical to the kernel."""
     numbers, scales = quantize(x.reshape(-1, x.shape[-1]))
     rows, more, factors = (part.T.astype(np.float64) for part in to_digits(weight.T))
     high = np.floor((numbers + 128) / 256)
@@ -94,10 +93,10 @@ def multiply_int8(x: Array, weight: Array) -> Array:
 
 
 def to_digits(matrix: Array) -> tuple[Array, Array, Array]:
-    """Return int8 rows, their second digits and float32 scales of a float32 matrix.
+    """Convert a float32 matrix to int8 rows, their second digits and float32 scales.
 
-    A number of the matrix is about (row + second digit / 256) * scale. If `to_rows` represents the
-    matrix exactly, the second digits are 0.
+    A number of the matrix is about (int8 number + second digit / 256) * scale. If `to_rows`
+    represents the matrix exactly, the second digits are 0.
 
     >>> rows, more, scales = to_digits(np.float32([[0.5, 127]]))
     >>> rows.tolist(), more.tolist(), scales.tolist()
@@ -123,7 +122,7 @@ def from_rows(rows: Array, scales: Array) -> Array:
 def exact_rows(matrix: Array) -> Rows | None:
     """Return int8 rows and scales that represent a matrix exactly, or None if that is impossible.
 
-    The matrix must be finite. The result is also None if the number of axes is not two.
+    The matrix must be finite. The result is also None if the matrix does not have two axes.
 
     >>> exact_rows(np.float32([[-63.5, 32], [0, 0]]))
     (array([[-127,   64],
@@ -155,7 +154,7 @@ def to_rows(matrix: Array) -> Rows:
 
 
 def _search(matrix: Array) -> tuple[Array, Array, Array]:
-    """Return `(rows, scales, exact)`; `exact` is True for rows that need no rounding.
+    """Return `(rows, scales, exact)`; `exact` is True for rows that do not need rounding.
 
     If several scales represent a row exactly, choose the smallest.
     """

@@ -10,14 +10,14 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from qkv.arrays import Array, DType, Shape
 
-Copies = dict[tuple[int, DType, bool], Array]  # by the kernel's variant, the kind, and `transposed`
+Copies = dict[tuple[int, DType, bool], Array]  # keyed by variant, kind and `transposed`
 
 
 class LazyMatrix(NDArrayOperatorsMixin, ABC):
-    """A read-only matrix without float values, which acts as an array of them where it must.
+    """A read-only matrix that stores no float values, but behaves like a float array where needed.
 
-    `linear` multiplies the matrix in the form that the kernel needs. Everything else that NumPy can
-    do with an array works too, on float values that are computed for this use and not kept.
+    `linear` multiplies the matrix in the form that the kernel needs. All other NumPy operations
+    work too: each computes the float values that it needs, and does not keep them.
 
     Attributes:
         dtype: the dtype of the values.
@@ -39,7 +39,7 @@ class LazyMatrix(NDArrayOperatorsMixin, ABC):
 
     @abstractmethod
     def _read_rows(self, rows: Array) -> Array:
-        """Return the values (n, columns) of rows (n,), whose numbers are between 0 and the last."""
+        """Return the values (n, columns) of the rows `rows` (n,), valid indices from 0."""
 
     @property
     def size(self) -> int:
@@ -85,15 +85,15 @@ class StoredMatrix(LazyMatrix):
 
     Args:
         values: a function that returns the values, as floats of any type.
-        shape: the shape of these values.
+        shape: the shape of the values.
         dtype: the dtype of the matrix.
         narrow: the dtype of the values if it is float16 or bfloat16; None otherwise. If `dtype` is
             float32, the kernel keeps the narrow numbers and computes in float32.
-        rows_of: a function that returns the values of rows (n,); it should read no other rows.
-        columns_of: the same function for the transposed matrix.
+        rows_of: a function that returns the values of rows (n,); it should read only these rows.
+        columns_of: like `rows_of`, for the transposed matrix.
         in_int8: whether `linear` computes products with float32 vectors in int8.
-        exact: whether each row, and whether each column, is a finite float16 scale times whole
-            numbers from -127 to 127.
+        exact: two booleans, which say whether each row, and whether each column, is a finite
+            float16 scale times whole numbers from -127 to 127.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class StoredMatrix(LazyMatrix):
         return cls(lambda: array, array.shape, array.dtype, **options)
 
     def __reduce__(self) -> Any:
-        """Return the values in place of the function that reads them, for pickle and copies."""
+        """Let `pickle` and `copy` store the values instead of the function that reads them."""
         state = (self.read_narrow(), self.dtype, self.narrow, self.in_int8, self.exact)
         return _restore, state
 
@@ -133,7 +133,7 @@ class StoredMatrix(LazyMatrix):
         return other
 
     def mark(self) -> "StoredMatrix":
-        """Return the matrix for products in int8, without the packed copies."""
+        """Return the matrix, marked for products in int8, without the packed copies."""
         other = self.T.T
         other.in_int8, other.copies = True, Copies()
         return other

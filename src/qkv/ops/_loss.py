@@ -18,7 +18,7 @@ def cross_entropy(
     Args:
         logits: `(N, V)`.
         targets: `(N,)` integers from 0 to V - 1.
-        weights: `(N,)`, by which the losses and their gradients are multiplied.
+        weights: `(N,)`, the numbers by which the losses and their gradients are multiplied.
 
     Returns:
         The losses `-log(softmax(logits)[target])`, `(N,)`, and their gradients `(N, V)`.
@@ -58,17 +58,17 @@ def cross_entropy(
 def _check_targets(logits: Array, targets: Array, weights: Array | None) -> None:
     if logits.ndim != 2 or targets.shape != logits.shape[:1]:
         raise value_error(
-            f"logits have shape {logits.shape} and targets {targets.shape}: give (N, V) and (N,)"
+            f"logits have shape {logits.shape} and targets {targets.shape}; pass (N, V) and (N,)"
         )
     if weights is not None and weights.shape != targets.shape:
         raise value_error(
-            f"weights have shape {weights.shape} and targets {targets.shape}: "
-            "give one weight per target"
+            f"weights have shape {weights.shape} and targets {targets.shape}; "
+            "pass one weight per target"
         )
     if targets.dtype.kind not in "iu":
-        raise type_error(f"targets are {targets.dtype}: give whole numbers")
+        raise type_error(f"targets are {targets.dtype}; pass whole numbers")
     if targets.size and not (targets.min() >= 0 and targets.max() < logits.shape[1]):
         raise value_error(
-            f"targets run from {targets.min()} to {targets.max()} "
-            f"and there are {logits.shape[1]} columns: each target must be the index of a column"
+            f"targets run from {targets.min()} to {targets.max()}, "
+            f"but logits have {logits.shape[1]} columns: each target must be the index of a column"
         )

@@ -21,7 +21,7 @@ def normalize(
         centred: whether the mean of each vector is subtracted first.
 
     Returns:
-        The normalized vectors, multiplied by `weight` and shifted by `bias`.
+        The normalised vectors, multiplied by `weight` and shifted by `bias`.
         The divisors (..., 1).
 
     >>> normalize(np.array([[1.0, 5.0]]), np.ones(2), None, eps=0.0, centred=True)

@@ -29,7 +29,7 @@ def activate(x: Array, name: str) -> Array:
 
 
 def activate_in_numpy(x: Array, name: str) -> Array:
-    """Apply an activation with NumPy, so that the backend does not change the result."""
+    """Apply an activation with NumPy, so that the backend does not affect the result."""
     flat = np.ascontiguousarray(x).reshape(-1)
     out = np.empty_like(flat)
     with np.errstate(over="ignore", under="ignore"):
@@ -76,7 +76,7 @@ _LARGEST = 87.0  # a larger exponent would make x * sigmoid(x) subnormal in floa
 
 
 def _gelu_grad(x: Array, grad: Array) -> Array:
-    x = np.clip(x, -13.0, 13.0)  # beyond, exp would become subnormal
+    x = np.clip(x, -13.0, 13.0)  # beyond 13, exp would become subnormal
     below = 0.5 * (1 + _erf(x * math.sqrt(0.5)))
     return np.asarray(grad * (below + x * np.exp(-0.5 * x * x) * math.sqrt(0.5 / math.pi)))
 
@@ -108,7 +108,7 @@ class Activation(NamedTuple):
 
     Attributes:
         function: the function.
-        gradient: multiplies a gradient by the derivative of the function.
+        gradient: a function that multiplies a gradient by the derivative.
         code: the number of the function in native/activation.h, from 1.
         names: the names of the function in a config.json.
     """
@@ -142,7 +142,7 @@ ACTIVATIONS = {
         ("quick_gelu",),
     ),
 }
-# The names in a config.json, and the names of the functions here.
+# Maps names in a config.json to the names of the functions here.
 CONFIG_NAMES = {name: key for key, one in ACTIVATIONS.items() for name in one.names}
 
 # The coefficients of a polynomial P, from the highest power down. For |x| <= 4.2, erf(x) is

@@ -14,7 +14,7 @@ from qkv.arrays import Array, DType, compute_type, whole_number
 
 try:
     from qkv import _kernel
-except ImportError:  # the kernel was not built, or was built for another machine
+except ImportError:  # the kernel was not built, or was built for a different machine
     _kernel = None  # type: ignore[assignment]
 compiled = _kernel
 VARIANTS = (
@@ -22,12 +22,12 @@ VARIANTS = (
     if compiled is None
     else {f"native-{name}": i for i, (name, _) in enumerate(compiled.variants())}
 )
-BACKENDS = (*VARIANTS, "numpy")  # The backends that this machine can run, the fastest first.
-_AMX = os.environ.get("QKV_AMX", "")  # The kernel reads it once, when it is imported.
+BACKENDS = (*VARIANTS, "numpy")  # The backends that this machine can run, fastest first.
+_AMX = os.environ.get("QKV_AMX", "")  # The kernel reads this variable once, at import.
 MOST_THREADS = 1024  # The kernel has the same limit (native/arguments.h).
 # State: `set_num_threads` sets the number for the whole process, in one assignment.
 _threads: int | None = None
-# State: `_here.alone` is True in a thread that must compute alone, whatever this thread calls.
+# State: `_here.alone` is True in a thread whose computations must not use other threads.
 _here = threading.local()
 FLOAT32, INT8 = np.dtype(np.float32), np.dtype(np.int8)
 ONE_DIGIT = np.dtype(np.uint8)  # The kernel's type for int8 weights without second digits.
@@ -39,20 +39,20 @@ def backend() -> str:
 
     The variants are `"native-amx"`, `"native-avx512"`, `"native-avx2"` and `"native-portable"`; the
     machine and the compiler determine which variants are available. `"native-amx"` multiplies
-    bfloat16 as tiles (Intel AMX); with `QKV_AMX=model`, a model of these instructions, equal to the
-    bit, runs on every processor. Float64, and attention with a head size above
-    256, are always computed with NumPy. The environment variable `QKV_BACKEND` selects a backend. A
-    ValueError lists the available backends if the selected backend is not available.
+    bfloat16 as tiles (Intel AMX); with `QKV_AMX=model`, every processor runs a bit-exact model of
+    these instructions. Computations in float64, and attention with a head size above 256, always
+    use NumPy. The environment variable `QKV_BACKEND` selects a backend. If the selected backend is
+    not available, a ValueError lists the available backends.
 
     >>> backend().startswith("native-") or backend() == "numpy"
     True
     """
     if _AMX not in ("", "model"):
-        raise ValueError(f'QKV_AMX={_AMX} is unknown: write "model", or unset the variable')
+        raise ValueError(f'QKV_AMX={_AMX} is unknown: set it to "model", or unset the variable')
     if _AMX and "native-amx" not in VARIANTS:
         raise ValueError(
             "QKV_AMX=model needs the native kernel, which is not installed: run `pip install .` "
-            "in a clone with a C++ compiler, or unset the variable"
+            "in a clone (with a C++ compiler installed), or unset the variable"
         )
     name = os.environ.get("QKV_BACKEND", "")
     if not name:
@@ -70,12 +70,12 @@ def variant() -> int | None:
 
 
 def variant_and_threads() -> tuple[int | None, int]:
-    """Return `variant()` and `get_num_threads()`, the arguments of every call of the kernel."""
+    """Return `variant()` and `get_num_threads()`, which every call of the kernel takes."""
     return VARIANTS.get(backend()), get_num_threads()
 
 
 def get_num_threads() -> int:
-    """Return the number of threads that may compute.
+    """Return the number of threads that qkv may use.
 
     `set_num_threads` sets this number. If `set_num_threads` was not called, the environment
     variable `QKV_NUM_THREADS` sets the number. The default is the number of cores that this process
@@ -91,7 +91,8 @@ def get_num_threads() -> int:
         return min(len(cores) or os.cpu_count() or 1, MOST_THREADS)
     if not (text.isdecimal() and len(text) < 9 and 1 <= int(text) <= MOST_THREADS):
         raise ValueError(
-            f"QKV_NUM_THREADS={text:.40} is not a number of threads: write 1 to {MOST_THREADS}"
+            f"QKV_NUM_THREADS={text:.40} is not a number of threads: set it to "
+            f"a number from 1 to {MOST_THREADS}"
         )
     return int(text)
 

@@ -18,7 +18,7 @@ from qkv.ops.packing import kernel_product, packed_once, weight_kind
 from qkv.ops.threads import matmul_alone, run_all
 
 # State: a training step calls `linear` through layers that do not know about mixed precision. The
-# value holds in the `with` block of one thread.
+# value is set only within a `with` block of one thread.
 _narrow: ContextVar[DType | None] = ContextVar("_narrow", default=None)
 
 
@@ -64,7 +64,7 @@ def linear(
             numbers and a scale (`ops/_int8_rows.py`).
         bias: `(out,)`.
         activation: a name that `activate` accepts.
-        gate: `(..., out)`, by which the activation's result is multiplied.
+        gate: `(..., out)`, the numbers by which the activation's result is multiplied.
         residual: `(..., out)`, added last.
         wide: whether the result is float32 if the inputs have half precision.
 

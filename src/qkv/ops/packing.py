@@ -30,7 +30,7 @@ _LARGE_PAGE = 1 << 21
 _SHELF = 1 << 24  # The number of bytes of a shelf.
 _DEEPEST = 1 << 17  # With more rows, a sum of int8 products could exceed int32.
 _FLOAT16, _WIDE = np.dtype(np.float16), np.dtype(np.uint16)  # `_WIDE`: see `weight_kind`
-_Key = tuple[int, int, DType]  # a weight's id, the variant of the kernel, and the dtype of the copy
+_Key = tuple[int, int, DType]  # a weight's id, the kernel's variant, and the copy's dtype
 
 
 class _PackedCopies:
@@ -39,8 +39,8 @@ class _PackedCopies:
     Several copies share a large array, called a shelf, because NumPy requests large memory pages
     (2 MB) only for large arrays. The processor reads small pages half as fast as large pages.
 
-    Single operations on `copies` need no lock. `lock` protects the other attributes. It is
-    reentrant, because the garbage collector may call `forget` at any time.
+    Single operations on `copies` do not need a lock. `lock` protects the other attributes. The lock
+    is reentrant, because the garbage collector may call `forget` at any time.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class _PackedCopies:
         return None if found is None or found[0]() is not weight else found[1]
 
     def keep(self, weight: Array, key: _Key, copy: Array) -> None:
-        """Keep a packed copy, which lies in memory from `memory`, as long as the weight exists."""
+        """Keep a packed copy, made in memory from `self.memory`, as long as the weight exists."""
         self.forget(key)
         self.copies[key] = weakref.ref(weight, partial(self.forget, key)), copy
         self._count(copy.base, copy.nbytes)
@@ -99,7 +99,7 @@ class _PackedCopies:
                         self.copies.pop(key, None)
 
 
-# State: a packed copy belongs to an array, which has no place for it. The object has a lock.
+# State: packed copies belong to arrays, which cannot store them. The object has a lock.
 _packed = _PackedCopies()
 
 
@@ -164,8 +164,8 @@ def pack(weight: Array, chosen: int, kind: DType, threads: int) -> Array:
 def packed_together(weights: Sequence[Array], chosen: int, kind: DType, threads: int) -> Array:
     """Pack frozen weights side by side; keep each packed copy as long as its weight exists.
 
-    If packed copies of all weights lie side by side, return them. The dtype of the result is that
-    of `_packed_type`.
+    If packed copies of all weights lie side by side, return them. `_packed_type` returns the dtype
+    of the result.
     """
     copies = [_copy_of(weight, chosen, kind) for weight in weights]
     if (joined := _join(copies)) is not None:
@@ -185,8 +185,8 @@ def packed_together(weights: Sequence[Array], chosen: int, kind: DType, threads:
 def pack_in_advance(weights: Sequence[Array], kind: DType) -> None:
     """Pack frozen weights for products with numbers of `kind`, as `linear` needs them.
 
-    They are packed side by side if `Prepared.joins` allows it. Without the kernel, nothing is
-    packed.
+    The weights are packed side by side if `Prepared.joins` allows this. Without the kernel, nothing
+    is packed.
     """
     chosen, threads = variant_and_threads()
     if chosen is None or kind == np.float64:
@@ -205,7 +205,7 @@ def _copy_of(weight: Array, chosen: int, kind: DType) -> Array | None:
 
 
 def _join(copies: Sequence[Array | None]) -> Array | None:
-    """Return arrays as one array if they are parts of an array, side by side; None otherwise."""
+    """Join arrays that lie side by side in one larger array; return None for other arrays."""
     first, starts = copies[0], [0]
     if len(copies) == 1 or first is None:
         return first
@@ -222,10 +222,10 @@ def _join(copies: Sequence[Array | None]) -> Array | None:
 
 
 def _join_blocks(weights: Sequence[Any]) -> Any:
-    """Return matrices in blocks (in, out) as one matrix if they lie side by side; None otherwise.
+    """Join block matrices (in, out) that lie side by side; return None for other matrices.
 
     A model reads the matrices for queries, keys and values, or for gate and up, one after the
-    other. Their blocks then lie side by side, except large blocks, and where a shelf ends.
+    other. Their blocks then lie side by side, unless they are large or a shelf ends between them.
     """
     first = weights[0]
     for weight in weights:
@@ -255,9 +255,9 @@ def _packed_type(kind: DType) -> DType:
 def weight_kind(weight: Array, kind: DType) -> DType:
     """Return the dtype in which the kernel keeps a weight that it multiplies by numbers of `kind`.
 
-    float16 and bfloat16 weights stay so if `kind` is float32: the kernel converts them to float32
-    where it multiplies them. uint16 stands for bfloat16 weights for this use, and uint8 for int8
-    weights whose second digits are all 0: the kernel leaves these digits out.
+    float16 and bfloat16 weights keep their dtype if `kind` is float32, because the kernel converts
+    them to float32 as it multiplies them. uint16 stands for such bfloat16 weights, and uint8 for
+    int8 weights whose second digits are all 0, which the kernel omits.
     """
     narrow = weight.dtype
     if isinstance(weight, StoredMatrix):
@@ -274,7 +274,7 @@ def kernel_product(
 ) -> tuple[Callable[..., None], Array]:
     """Return the kernel's function that multiplies rows by a weight, and the packed weight.
 
-    The rows are of the dtype `kind`. The function takes the rows and the packed weight, then the
+    The rows have the dtype `kind`. The function takes the rows and the packed weight, then the
     arguments of `linear` in _kernel.pyi from `bias` on.
     """
     if isinstance(weight, BlockMatrix):
@@ -284,9 +284,9 @@ def kernel_product(
 
 
 def packed_size(shape: tuple[int, ...], chosen: int, kind: DType) -> int:
-    """Return how many float32 numbers a packed weight of this shape takes."""
+    """Return how many float32 numbers a packed weight of this shape occupies."""
     depth, width = shape
-    kind = _FLOAT16 if kind == _WIDE else kind  # of the same size
+    kind = _FLOAT16 if kind == _WIDE else kind  # both have two bytes
     return compiled.packed_size(chosen, depth, width, bits(np.empty((0, 0), kind)))
 
 
@@ -326,15 +326,15 @@ def _address_of(array: Array) -> int:
 
 
 class Prepared:
-    """Make functions that compute products and norms in the kernel without any checks.
+    """Makes functions that compute products and norms in the kernel without any checks.
 
     The functions take arrays (rows, size) with contiguous rows. Before a call, convert each array
-    with `Prepared.to_bits`, because the kernel takes bfloat16 numbers as uint16.
+    with `Prepared.to_bits`, because the kernel reads bfloat16 numbers as uint16.
 
     Attributes:
         variant: the index of the kernel's variant.
         kind: float32 or bfloat16, the dtype of the factors.
-        bits: the dtype of the arrays that the kernel gets: float32, or uint16 for bfloat16.
+        bits: the dtype of the arrays that the kernel gets, float32 or, for bfloat16, uint16.
         threads: the maximum number of threads.
     """
 
@@ -349,7 +349,7 @@ class Prepared:
     def joins(self, weights: Sequence[Array]) -> bool:
         """Return whether these weights (in, out) can be packed side by side without padding.
 
-        Weights in blocks are packed already: they must lie side by side.
+        Weights in blocks are already packed, so they must lie side by side already.
         """
         if any(isinstance(weight, BlockMatrix) for weight in weights):
             return _join_blocks(weights) is not None

@@ -13,10 +13,10 @@ from qkv.ops.kernel import get_num_threads
 
 Case = tuple[Any, ...]  # the arguments of a task
 # OpenBLAS computes a product of two matrices on the calling thread if it has at most this number of
-# multiplications. The number depends on the processor: this is the lowest (Neoverse V2), and most
-# processors allow twice as many. Source: interface/gemm.c of OpenBLAS.
+# multiplications. The number depends on the processor: this is the lowest number (Neoverse V2), and
+# most processors allow twice as many. Source: interface/gemm.c of OpenBLAS.
 _MATRIX_WORK = 124_999
-_VECTOR_WORK = 9_215  # The same for a matrix and a vector. Source: interface/gemv.c.
+_VECTOR_WORK = 9_215  # The same limit for a matrix times a vector. Source: interface/gemv.c.
 # State: `go_on` needs `_here.errors`, the errors of the `run_all` call whose case this thread runs.
 _here = threading.local()
 
@@ -27,7 +27,8 @@ class _Helpers:
     def __init__(self) -> None:
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        # so that two callers do not start the same thread; reentrant for the garbage collector
+        # Protects the list of threads; reentrant, because code that the garbage collector runs may
+        # call `ask`.
         self._lock = threading.RLock()
 
     def ask(self, count: int, job: Callable[[], None]) -> None:
@@ -148,7 +149,7 @@ def matmul_alone(left: Array, right: Array, out: Array | None = None) -> Array:
 
 
 def _whole_and_rest(size: int, step: int) -> Iterator[tuple[slice, int]]:
-    """Cut an axis into a part that consists of whole steps, and the rest; yield both with a step.
+    """Cut an axis into whole steps and a rest; yield both parts, each with its step.
 
     >>> list(_whole_and_rest(10, 4))
     [(slice(0, 8, None), 4), (slice(8, 10, None), 2)]

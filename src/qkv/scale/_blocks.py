@@ -23,7 +23,7 @@ CELLS, PER_HEAD, PER_ROW = (
 
 
 class Rules(NamedTuple):
-    """The arguments of one block, without the arrays.
+    """The arguments of a call on one block, except the arrays.
 
     Positions and lengths are counted from the first query and the first key of the block.
     """
@@ -116,7 +116,7 @@ class Tasks:
         from dask.highlevelgraph import HighLevelGraph
 
         layers, needs = {}, {}
-        # blocks without a visible key read nothing, and Dask allows no layer that is not read
+        # blocks without a visible key read nothing, and Dask rejects layers that are not read
         read = {key[0] for task in self.tasks.values() for key in task.dependencies} - {self.name}
         for other in (layer for layer in self.below if layer.name in read):
             graph = other.graph() if isinstance(other, Tasks) else other.__dask_graph__()
@@ -152,7 +152,7 @@ class Blocks:
         return (*self.pieces[:-3], self.pieces[-2])
 
     def tasks(self, name: str, below: Sequence[Any]) -> Tasks:
-        """Return an empty layer of a Dask graph; its name is `name` and the call's checksum."""
+        """Return an empty layer of a Dask graph; its name joins `name` and the call's checksum."""
         return Tasks(f"{name}-{self.token}", below)
 
     def in_result(self, index: Index) -> tuple[int, ...]:
@@ -206,7 +206,7 @@ class Blocks:
         )
 
     def inputs(self, index: Index, *names: str) -> dict[str, Any]:
-        """Return references to the chunks of a block, keyed by name; skip arguments not given."""
+        """Return references to the chunks of a block, keyed by name; omit missing arguments."""
         return {name: self.operands[name].ref(index) for name in names if name in self.operands}
 
     def _rows_at(self, row: tuple[int, ...]) -> tuple[slice, ...]:
@@ -243,8 +243,8 @@ def cut(call: str, query: Any, key: Any, value: Any, attn_mask: Any, options: Op
     for name in PER_ROW:
         if _is_dask(options.get(name)):
             raise TypeError(
-                f"{call}: {name} is a dask array, but its numbers decide which blocks are "
-                f"skipped: give {name}.compute()"
+                f"{call}: {name} is a dask array, but its values decide which blocks are "
+                f"skipped; pass {name}.compute()"
             )
     # pass a mask in memory unchanged, so that `check_call` can warn if it contains only 0.0 and 1.0
     stand_ins = {
@@ -316,7 +316,7 @@ def _cut(call: Call, arrays: dict[str, Any], is_flat: bool) -> Blocks:
 
 
 def _cut_heads(heads: Pieces, kv_heads: Pieces) -> tuple[Pieces, Pieces, tuple[int, ...]]:
-    """Return the block sizes of the heads, those of the key heads, and `Blocks.key_heads`."""
+    """Return the block sizes of heads and of key heads, and `Blocks.key_heads`."""
     group = sum(heads) // max(1, sum(kv_heads))
     cuts = [*_starts(heads), *(group * start for start in _starts(kv_heads))]
     for start, stop in pairwise(sorted({*cuts})):

@@ -49,7 +49,7 @@ class Count:
         end: the position after the last row.
         digest: a checksum of the block's bytes, or of the row group's texts.
         bad: the number (from 0) of the first bad row, and the reason; None if all rows are good.
-        whole: whether each line is a row; False if a row of a CSV has a line end inside quotes.
+        whole: whether each line is a row; False if a row of a CSV has a line break inside quotes.
     """
 
     rows: int
@@ -83,10 +83,10 @@ def counts_of(
     Args:
         files: the sources, as returned by `described`.
         client: the cluster's client; None to count in this process.
-        call: the function name with which errors begin.
+        call: the name of the calling function; error messages begin with this name.
         check: whether a bad row raises an error.
         size: the number of bytes in a block.
-        way: the end of the error message for a bad row, which says what the user can do.
+        way: the end of the error message for a bad row, which tells the user what to do.
 
     Raises:
         ValueError: a row is bad; the error names the row.
@@ -165,7 +165,7 @@ def _count_stream(source: TextFile, check: bool) -> Count:
 
 
 class _CheckedStream:
-    """A stream that reads from `stream`, and finds a checksum and the positions of line ends."""
+    """A stream that reads from `stream`, and computes a checksum and the positions of line ends."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream, self._last = stream, b"\n"
@@ -174,7 +174,7 @@ class _CheckedStream:
         self._lines = self._first = self._size = 0
 
     def read(self, size: int) -> bytes:
-        r"""Read a block. After a final \r, read the next byte too, because \r\n is one line end."""
+        r"""Read a block. After a final \r, read the next byte too: \r\n is one line break."""
         data = self._stream.read(size)
         while data.endswith(b"\r") and (more := self._stream.read(1)):
             data += more
@@ -193,7 +193,7 @@ class _CheckedStream:
 
     @property
     def end(self) -> int:
-        """The position after the line that `counted` yielded last."""
+        """The position after the line that `count_lines` yielded last."""
         line = self._lines - self._first
         return int(self._begins[line]) if line < len(self._begins) else self._size
 

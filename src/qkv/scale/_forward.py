@@ -28,7 +28,7 @@ class Partial(NamedTuple):
 
 @public_call("scale.attention")
 def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options: Any) -> Any:
-    """Compute `qkv.attention` on dask arrays with any chunks along batch, heads, queries and keys.
+    """Compute `qkv.attention` on dask arrays with any chunks along batch, head and sequence axes.
 
     Each task computes one block of queries with one block of keys. Results over different keys are
     joined pairwise, as in `qkv.merge_attention`. A pair of blocks has no task if all its cells are
@@ -36,7 +36,7 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
     called on a result. Each task uses one thread.
 
     Args:
-        query: `(..., Hq, L, d)`, a dask array or anything that `qkv.attention` takes.
+        query: `(..., Hq, L, d)`, a dask array or anything that `qkv.attention` accepts.
         key: `(..., Hkv, S, d)`, as for `query`.
         value: `(..., Hkv, S, dv)`, as for `query`.
         attn_mask: as for `qkv.attention`, in memory or as a dask array. The mask is cut into the

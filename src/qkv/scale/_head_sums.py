@@ -32,8 +32,8 @@ def head_scores(
 
     Args:
         model: the name or the folder of a model, as for `qkv.load`; None for the default.
-        sources: a path, a glob or a list of both. The files are .txt, .jsonl, .csv or .parquet.
-            Paths are local, or URLs that fsspec opens.
+        sources: a path, a glob, or a list of paths and globs. The files are .txt, .jsonl, .csv or
+            .parquet. Paths are local, or URLs that fsspec opens.
         of: the names of the scores, as for `qkv.circuits.head_scores`.
         client: the cluster's client. The default is the current client. If there is no client, this
             process computes all sums.

@@ -96,7 +96,7 @@ class Folder:
             files.rm_file(f"{path.rstrip('/')}/{name}")
 
     def clean(self, keep: set[str]) -> None:
-        """Remove unfinished files of killed processes, and all parts that are not in `keep`."""
+        """Remove unfinished files left by killed processes, and all parts not in `keep`."""
         for name in self.names():
             if _LEFT.fullmatch(name) or (PART.fullmatch(name) and name not in keep):
                 self.remove(name)
@@ -190,7 +190,7 @@ def writing(folder: Folder, run: str, call: str) -> Iterator[None]:
     """Hold the lock of a folder, so that only one run at a time writes to the folder.
 
     The system releases the lock of a local folder when the process ends. In other folders, the lock
-    is a file that the run renews every `BEAT` seconds. If a lock was not renewed for `DEAD`
+    is a file that the run renews every `BEAT` seconds. If a lock has not been renewed for `DEAD`
     seconds, another run may take the lock.
 
     Raises:

@@ -125,18 +125,19 @@ def encode(
     part. All workers must see the same files, destination and model under the same names. Texts are
     truncated as in `Model.encode`, and the vectors are equal to the vectors of `Model.encode`. To
     reach a part of a compressed file, a worker reads the file from its beginning, so several small
-    compressed files are faster than a large compressed file.
+    compressed files are faster than one large compressed file.
 
     If a run is stopped, its complete parts remain, and the next run writes the missing parts. The
     next run first compares the model's files, the sources and the existing parts with the checksums
-    that the stopped run saved. If the model or a source has changed, the next run raises an error.
-    If a part is damaged, the next run replaces the part.
+    that the stopped run saved. It raises an error if the model or a source has changed, and
+    replaces damaged parts.
 
     Args:
         model: the name or the folder of a model, as for `qkv.load`; None for the default.
-        sources: a path, a glob or a list of both. The files are .txt (each line is a row, even a
-            blank line), .jsonl, .csv with a header, or .parquet. All except .parquet may be
-            compressed (.gz, .bz2, .xz or .zst). A path is a local path, or a URL that fsspec opens.
+        sources: a path, a glob, or a list of paths and globs. The files are .txt (each line is a
+            row, even a blank line), .jsonl, .csv with a header, or .parquet. All except .parquet
+            may be compressed (.gz, .bz2, .xz or .zst). A path is a local path, or a URL that fsspec
+            opens.
         destination: a local folder, or a folder that fsspec opens. Its files `part-*.parquet` have
             the columns id (int64, counted over the rows of all sources), source, row (counted from
             0 in the source) and vector (a list of D float32). `_manifest.json` lists the files that
@@ -144,10 +145,10 @@ def encode(
         client: the cluster's client. The default is the current client. If there is no client, this
             process encodes the rows.
         column: the name of the column with the texts; not used for .txt.
-        keep: the names of other columns of the sources, which the parts also contain. A column of a
-            .parquet file keeps its type. A column of another file becomes strings: a value of
-            .jsonl that is not a string is written as JSON. The columns id, source, row and vector
-            are renamed to source_id, source_source, source_row and source_vector.
+        keep: the names of other columns of the sources, which are copied to the parts. A column of
+            a .parquet file keeps its type. A column of any other file becomes strings: a .jsonl
+            value that is not a string is written as JSON. Copied columns that are named id, source,
+            row or vector become source_id, source_source, source_row or source_vector.
         resume: False to start again, even if the folder already has vectors.
         on_error: "raise" to stop at a bad row, or "skip" to omit the row and its id. A row is bad
             if it is not valid UTF-8, JSON or CSV, if its column is missing or not a string, or if
@@ -155,8 +156,8 @@ def encode(
 
     Raises:
         TypeError: the model is not a name, or a source is not a path.
-        ValueError: a row is bad; the folder holds vectors of other sources or of another model; or
-            an argument has a wrong value.
+        ValueError: a row is bad; the folder holds vectors of different sources or of a different
+            model; or an argument has an invalid value.
         FileNotFoundError: a source or the model does not exist.
         RuntimeError: another run writes to the folder.
         ConnectionError: the scheduler or all workers were lost.
@@ -171,7 +172,7 @@ def encode(
     if on_error not in ("raise", "skip"):
         raise ValueError(f'{CALL}: on_error is {on_error!r:.80}: choose "raise" or "skip"')
     if not isinstance(destination, str | os.PathLike) or not os.fspath(destination):
-        raise ValueError(f"{CALL}: destination is {destination!r:.80}: give the name of a folder")
+        raise ValueError(f"{CALL}: destination is {destination!r:.80}; pass the name of a folder")
     client, folder, run = current_client(client), Folder(os.fspath(destination)), uuid.uuid4().hex
     if folder.is_local:
         folder = Folder(os.path.abspath(os.path.expanduser(folder.path)))
@@ -224,12 +225,12 @@ def _find_files(sources: Any, column: str, keep: Sequence[str]) -> list[TextFile
     """Find the sources, and check the names of the columns to keep."""
     is_list = isinstance(keep, list | tuple) and all(isinstance(name, str) for name in keep)
     if not is_list or "" in keep or len({*map(_name_of_kept, keep)}) < len(keep):
-        raise ValueError(f"{CALL}: keep is {keep!r:.80}: give different names of columns in a list")
+        raise ValueError(f"{CALL}: keep is {keep!r:.80}; pass a list of different column names")
     return [replace(file, keep=tuple(keep)) for file in find_sources(sources, column, CALL)]
 
 
 def _name_of_kept(column: str) -> str:
-    """Return the name of a source's column in a part, which has columns of its own."""
+    """Return the name of a source's column in a part, which also has its own columns."""
     return f"source_{column}" if column in COLUMNS else column
 
 
@@ -268,7 +269,7 @@ def _make_plan(
 
 
 def _compare(plan: _Plan, old: Entry, folder: Folder) -> None:
-    """Raise an error if a folder holds vectors of other texts or of another model."""
+    """Raise an error if a folder holds vectors of different texts or of a different model."""
     way = "choose another folder, or start again with resume=False"
     new = plan.about
     here = f"{CALL}: {folder.path} holds vectors"
@@ -347,7 +348,7 @@ class Order:
         part: the rows.
         folder: the destination.
         name: the name of the file.
-        run: the identifier of the run, which the lock of the folder contains.
+        run: the run's identifier, which the lock of the folder contains.
         skip: whether bad rows are skipped.
     """
 

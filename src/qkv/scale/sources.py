@@ -16,7 +16,7 @@ from qkv.text.lines import each_line, read_lines
 
 KINDS = (".txt", ".jsonl", ".csv", ".parquet")
 PACKED = (".gz", ".bz2", ".xz", ".zst")
-FIRST = 1000  # A column to keep must be in one of this many first rows of a .jsonl.
+FIRST = 1000  # A column to keep must occur in the first rows of a .jsonl: this number of rows.
 LONGEST = 2**30  # The maximum number of characters in a CSV field.
 
 
@@ -29,7 +29,7 @@ class Bad:
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file of texts, which fsspec opens.
+    """A file of texts that fsspec opens.
 
     Attributes:
         path: the path of the file, as the caller gave it or as a glob matched it.
@@ -93,7 +93,7 @@ class TextFile:
         return Bad(self.missing) if text is None else text
 
     def rows(self, lines: Iterable[str | ValueError]) -> Iterator[str | Bad]:
-        """Return the text of each row in `lines`, or a `Bad` with the reason for a bad row."""
+        """Return the text of each row in `lines` or, if the row is bad, a `Bad` with the reason."""
         if self.kind == ".csv":
             return map(self._field, records(lines))
         return map(self._text, lines)
@@ -164,7 +164,9 @@ class RowRange:
 
 
 def find_sources(sources: Any, column: str, call: str) -> list[TextFile]:
-    """Find the files of a path, a glob or a list of both, in order. Matches of a glob are sorted.
+    """Find the files that a path, a glob, or a list of paths and globs names, in order.
+
+    The matches of a glob are sorted.
 
     Raises:
         TypeError: a source is not a path.
@@ -175,22 +177,22 @@ def find_sources(sources: Any, column: str, call: str) -> list[TextFile]:
         sources = [sources]
     if not isinstance(sources, Iterable):
         kind = type(sources).__name__
-        raise TypeError(f"{call}: `sources` is {kind}: give a path, a glob or a list of them")
+        raise TypeError(f"{call}: `sources` is {kind}; pass a path, a glob or a list of them")
     if not isinstance(column, str) or not column:
-        raise ValueError(f"{call}: column is {column!r:.80}: give the name of the column of texts")
+        raise ValueError(f"{call}: column is {column!r:.80}; pass the name of the column of texts")
     files = [file for path in sources for file in _find(path, column, call)]
     if not files:
-        raise ValueError(f"{call}: `sources` is empty: give at least one file")
+        raise ValueError(f"{call}: `sources` is empty; pass at least one file")
     return files
 
 
 def _find(path: Any, column: str, call: str) -> Iterator[TextFile]:
     if not isinstance(path, str | os.PathLike):
         what = type(path).__name__
-        raise TypeError(f"{call}: a source is {what}: give a path, a glob or a list of them")
+        raise TypeError(f"{call}: a source is {what}; pass a path, a glob or a list of them")
     name = os.fspath(path)
     if not name:
-        raise ValueError(f"{call}: the name of a source is empty: give a path or a glob")
+        raise ValueError(f"{call}: the name of a source is empty; pass a path or a glob")
     names, local, is_glob = [name], "://" not in name, any(mark in name for mark in "*?[")
     files: Any = os.path  # this needs no optional package
     inside = str(ordinary(name)) if local else name
@@ -198,7 +200,7 @@ def _find(path: Any, column: str, call: str) -> Iterator[TextFile]:
         files, inside = need("fsspec", "scale").core.url_to_fs(name)
     if not files.isfile(inside):
         if files.isdir(inside):
-            raise IsADirectoryError(f"{call}: {name} is a folder: give {name.rstrip('/')}/*.txt")
+            raise IsADirectoryError(f"{call}: {name} is a folder; pass {name.rstrip('/')}/*.txt")
         matches = sorted(files.glob(inside)) if is_glob else []
         names = [match if local else files.unstrip_protocol(match) for match in matches]
         names = [match for match in names if files.isfile(match)]
@@ -210,13 +212,13 @@ def _find(path: Any, column: str, call: str) -> Iterator[TextFile]:
         kind = next((end for end in KINDS if bare.removesuffix(packed).endswith(end)), None)
         if kind is None or (packed and kind == ".parquet"):
             raise ValueError(
-                f"{call}: {name} has an ending that qkv does not read: give a .txt, .jsonl or .csv "
-                "file, compressed (.gz, .bz2, .xz, .zst) or not, or a .parquet file"
+                f"{call}: {name} has a file extension that qkv does not read; pass a .txt, .jsonl "
+                "or .csv file, compressed (.gz, .bz2, .xz, .zst) or not, or a .parquet file"
             )
         if packed == ".zst":
             need("zstandard", "scale")
         if "://" not in name:
-            name = os.path.abspath(name)  # a worker may have another current folder
+            name = os.path.abspath(name)  # a worker may have a different current folder
         yield TextFile(name, kind, column, bool(packed))
 
 
@@ -228,7 +230,7 @@ def find_column(source: TextFile, call: str) -> TextFile:
     """
     name = f"{call}: {source.path}"
     if source.keep and source.kind == ".txt":
-        way = "omit keep, or give a .jsonl, .csv or .parquet file"
+        way = "omit keep, or pass a .jsonl, .csv or .parquet file"
         raise ValueError(f"{name} has no columns: {way}")
     if source.kind == ".parquet":
         arrow = need("pyarrow", "scale")
@@ -239,7 +241,7 @@ def find_column(source: TextFile, call: str) -> TextFile:
             kind = kind.value_type if arrow.types.is_dictionary(kind) else kind
             if kind not in (arrow.string(), arrow.large_string(), arrow.string_view()):
                 raise ValueError(
-                    f"{name}: column {source.column!r} is {kind}: give a column of strings"
+                    f"{name}: column {source.column!r} is {kind}; pass a column of strings"
                 )
             _check_kept(source, columns, name)
             return source
@@ -280,7 +282,7 @@ def _check_kept(source: TextFile, columns: list[str], name: str) -> None:
 
 
 def rows_of(part: RowRange, most: int) -> Iterator[str | Bad]:
-    """Yield the text of each row of a part, or a `Bad` with the reason for a bad row.
+    """Yield the text of each row of a part or, if the row is bad, a `Bad` with the reason.
 
     Args:
         part: the rows.
@@ -296,8 +298,8 @@ def rows_of(part: RowRange, most: int) -> Iterator[str | Bad]:
 def kept_of(part: RowRange, rows: Sequence[int]) -> list[Any]:
     """Return the columns to keep as Arrow arrays, for some rows of a part.
 
-    A column of a Parquet file keeps its type. A column of another file becomes strings: a value of
-    .jsonl that is not a string is written as JSON.
+    A column of a Parquet file keeps its type. A column of any other file becomes strings: a .jsonl
+    value that is not a string is written as JSON.
 
     Args:
         part: the part, whose source names the columns.
@@ -338,7 +340,7 @@ def _object(line: str | ValueError) -> dict[str, Any]:
 
 
 def _as_text(value: Any) -> str | None:
-    r"""Return a value of JSON as a text that is valid in UTF-8.
+    r"""Return a JSON value as a text that is valid in UTF-8.
 
     >>> _as_text("a"), _as_text(["a", 1]), _as_text(None), _as_text("\ud800")
     ('a', '["a", 1]', None, '?')
@@ -350,7 +352,7 @@ def _as_text(value: Any) -> str | None:
 
 
 def texts_of(source: TextFile, most: int) -> Iterator[str]:
-    """Yield all texts of a source; raise an error that names the file and the row of a bad row."""
+    """Yield all texts of a source; if a row is bad, raise an error that names its file and row."""
     if source.kind == ".txt":
         with source.open() as stream:
             yield from read_lines(stream, source.path, most)
@@ -361,7 +363,7 @@ def texts_of(source: TextFile, most: int) -> Iterator[str]:
     rows = chain.from_iterable(rows_of(part, most) for part in parts)
     for row, text in enumerate(islice(rows, header, None)):
         if isinstance(text, Bad):
-            way = "correct it" + ", or give another column" * (f" {source.column!r}" in text.reason)
+            way = "correct it" + ", or pass another column" * (f" {source.column!r}" in text.reason)
             raise ValueError(f"{source.path}, row {row} {text.reason}: {way}")
         yield text
 

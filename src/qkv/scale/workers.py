@@ -59,14 +59,14 @@ def resolve(model: Any, call: str) -> Named:
         model = os.environ.get("QKV_MODEL") or DEFAULT
     if not isinstance(model, str | os.PathLike):
         raise TypeError(
-            f"{call}: model is {type(model).__name__}: give the name or folder that qkv.load "
-            "takes: each worker loads the model itself"
+            f"{call}: model is {type(model).__name__}; pass a name or a folder, as for "
+            "qkv.load, because each worker loads the model itself"
         )
     name = os.fspath(model)
     if _is_random(name):
         return Named(name, name)
     folder = find_model(name)
-    if Path(name).expanduser() == folder:  # a relative path would mean another folder on a worker
+    if Path(name).expanduser() == folder:  # a relative path would differ on a worker
         name = str(folder.resolve())
     return Named(name, _checksum(folder))
 
@@ -107,9 +107,9 @@ def load_once(wanted: Named, call: str, where: str = "this process") -> Model:
             here = resolve(wanted.name, call)
             if here.checksum != wanted.checksum:
                 raise ValueError(
-                    f"{call}: {where} has other files for model {wanted.name}: their checksum is "
-                    f"{here.checksum}, but it was {wanted.checksum} where the run began: give "
-                    "every worker the same files"
+                    f"{call}: {where} has different files for model {wanted.name}: their "
+                    f"checksum is {here.checksum}, but it was {wanted.checksum} at the start of "
+                    "the run; use the same files on every worker"
                 )
             _models.clear()
             _models[wanted] = load(wanted.name)
@@ -183,7 +183,7 @@ def compute(
                 except distributed.KilledWorker as error:
                     raise RuntimeError(
                         f"{call}: {cases[number]}: {error.allowed_failures + 1} workers died while "
-                        "they computed this part: give them more memory"
+                        "computing this part; give each worker more memory"
                     ) from None
                 except (distributed.client.FutureCancelledError, distributed.comm.CommClosedError):
                     raise crew.connection_error() from None
@@ -325,14 +325,14 @@ def connect(where: str, call: str) -> Iterator[Any]:
             client = distributed.Client(where, timeout=10, set_as_default=False)
         except (OSError, ValueError) as error:
             raise ConnectionError(
-                f"{call}: no cluster answers at {where}: give the address of a Dask scheduler, "
+                f"{call}: no cluster answers at {where}; pass the address of a Dask scheduler, "
                 f"such as tcp://host:8786, or local[:N] ({error})"
             ) from None
         with client:
             yield client
         return
     if colon and not (count.isdecimal() and 0 < int(count) <= 1024):
-        raise ValueError(f"{call}: the cluster is {where}: write local:N with N from 1 to 1024")
+        raise ValueError(f"{call}: the cluster is {where}; pass local:N with N from 1 to 1024")
     with (
         distributed.LocalCluster(
             n_workers=int(count or get_num_threads()), threads_per_worker=1,

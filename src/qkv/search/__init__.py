@@ -1,4 +1,4 @@
-"""Search, pair and group vectors of texts, as the functions of `sentence_transformers.util` do."""
+"""Search, pair and group vectors of texts, like the functions of `sentence_transformers.util`."""
 
 from qkv.search._search import (
     community_detection,

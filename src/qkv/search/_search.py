@@ -1,4 +1,4 @@
-"""Search, pair and group vectors of texts, as the functions of `sentence_transformers.util` do."""
+"""Search, pair and group vectors of texts, like the functions of `sentence_transformers.util`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ Score = Callable[[Any, Any], Any]
 
 @public_call("cos_sim")
 def cos_sim(a: ArrayLike, b: ArrayLike) -> Array:
-    """Return the cosine of each vector of `a` (n, D) and each vector of `b` (m, D), (n, m).
+    """Return the cosines (n, m) of each vector of `a` (n, D) with each vector of `b` (m, D).
 
     >>> cos_sim([[3.0, 4.0]], [[6.0, 8.0], [-3.0, -4.0]]).round(6).tolist()
     [[1.0, -1.0]]
@@ -27,7 +27,7 @@ def cos_sim(a: ArrayLike, b: ArrayLike) -> Array:
 
 @public_call("dot_score")
 def dot_score(a: ArrayLike, b: ArrayLike) -> Array:
-    """Return the dot product of each vector of `a` (n, D) and each vector of `b` (m, D), (n, m).
+    """Return the dot products (n, m) of each vector of `a` (n, D) with each vector of `b` (m, D).
 
     >>> dot_score([3.0, 4.0], [[6.0, 8.0]]).tolist()
     [[50.0]]
@@ -55,7 +55,7 @@ def semantic_search(
         score_function: a function of (n, D) and (m, D) that returns scores (n, m).
 
     Returns:
-        For each query, a list of dicts, the best first. "corpus_id" is the index of the vector, and
+        For each query, a list of dicts, best first. "corpus_id" is the index of the vector, and
         "score" is its score. Vectors with equal scores are in the order of the corpus.
 
     Raises:
@@ -70,8 +70,8 @@ def semantic_search(
     corpus = _vectors(corpus_embeddings, "corpus_embeddings")
     if len(queries) and len(corpus) and queries.shape[1] != corpus.shape[1]:
         raise value_error(
-            f"queries are {queries.shape} and the corpus is {corpus.shape}: "
-            "give vectors of the same model"
+            f"queries have shape {queries.shape} and the corpus has shape {corpus.shape}; "
+            "pass vectors of the same model"
         )
     at_once = whole_number(query_chunk_size, name="query_chunk_size", least=1)
     top_k = whole_number(top_k, name="top_k", least=1)
@@ -104,12 +104,12 @@ def paraphrase_mining(
     """Find the most similar pairs of texts.
 
     Args:
-        model: a model with `encode`.
+        model: a model with an `encode` method.
         sentences: the texts.
-        show_progress_bar: as in `Model.encode`, like the next arguments that are not below.
+        show_progress_bar: as in `Model.encode`.
         batch_size: as in `Model.encode`.
-        query_chunk_size: as in `paraphrase_mining_embeddings`, like the next four arguments.
-        corpus_chunk_size: the number of vectors that are compared at once with the queries.
+        query_chunk_size: as in `paraphrase_mining_embeddings`.
+        corpus_chunk_size: as in `paraphrase_mining_embeddings`.
         max_pairs: the maximum number of pairs.
         top_k: the number of other texts with which each text is paired.
         score_function: a function of (n, D) and (m, D) that returns scores (n, m).
@@ -118,11 +118,11 @@ def paraphrase_mining(
         prompt: as in `Model.encode`.
 
     Returns:
-        A list of `[score, i, j]` with `i < j`, the best first.
+        A list of `[score, i, j]` with `i < j`, best first.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument has the wrong value.
+        ValueError: an argument has an invalid value.
 
     >>> import qkv
     >>> [[score, i, j]] = paraphrase_mining(qkv.load("random"), ["a cat", "a dog"])
@@ -161,13 +161,14 @@ def paraphrase_mining_embeddings(
     Args:
         embeddings: (n, D).
         query_chunk_size: the number of vectors whose pairs are found at once.
-        corpus_chunk_size: the number of vectors that are compared at once with these vectors.
+        corpus_chunk_size: the number of vectors that are compared at once with `query_chunk_size`
+            vectors.
         max_pairs: the maximum number of pairs.
         top_k: the number of other vectors with which each vector is paired.
         score_function: a symmetric function of (n, D) and (m, D) that returns scores (n, m).
 
     Returns:
-        A list of `[score, i, j]` with `i < j`, the best first.
+        A list of `[score, i, j]` with `i < j`, best first.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -212,14 +213,14 @@ def community_detection(
 
     Args:
         embeddings: (n, D).
-        threshold: the least cosine of a vector of a group and the central vector.
-        min_community_size: the least number of vectors in a group, including the central vector.
+        threshold: the minimum cosine between each vector of a group and the group's central vector.
+        min_community_size: the minimum number of vectors in a group, including the central vector.
         batch_size: the number of vectors that are compared at once with all vectors.
         show_progress_bar: as in `Model.encode`.
 
     Returns:
-        The groups, the largest first. No vector is in two groups. A group is a list of indices: the
-        central vector, then the other vectors, the most similar first.
+        The groups, largest first. No vector is in more than one group. A group is a list
+        of indices: the central vector, then the other vectors, most similar first.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -294,10 +295,10 @@ def _vectors(given: Any, name: str) -> Array:
     """Return vectors as (n, D) float32 or float64; a single vector becomes (1, D)."""
     vectors = as_array(given, name=name)
     if vectors.dtype.kind not in "iu" and not is_float(vectors.dtype):
-        raise type_error(f"{name} is {vectors.dtype}: give vectors of numbers")
+        raise type_error(f"{name} is {vectors.dtype}; pass vectors of numbers")
     if vectors.ndim == 1:
         vectors = vectors.reshape(min(len(vectors), 1), len(vectors))
     if vectors.ndim != 2:
-        raise value_error(f"{name} is {vectors.shape}: give (n, D)")
+        raise value_error(f"{name} has shape {vectors.shape}; pass (n, D)")
     wide = np.float64 if vectors.dtype == np.float64 else np.float32
     return vectors.astype(wide, copy=False)

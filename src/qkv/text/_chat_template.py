@@ -18,14 +18,14 @@ from qkv.extras import need
 MOST_TEMPLATE = 2**18  # characters; the longest known templates have about 30,000
 # The limits of one rendering. Templates come from strangers' files, and a Jinja sandbox limits
 # neither time nor memory.
-_WORK = 10**8  # the sum of all characters that are written, and of all steps
-_STEP = 500  # what a step counts
-_SECONDS = 2  # of the processor
-_ENTRY = 16  # what an entry of a list or dict counts, as a number of characters
-_MOST_CHARS = 10**7  # characters of one value
+_WORK = 10**8  # the maximum sum of all characters written and of the costs of all steps
+_STEP = 500  # the cost of one step
+_SECONDS = 2  # the maximum processor time
+_ENTRY = 16  # the cost of an entry of a list or dict, in characters
+_MOST_CHARS = 10**7  # the maximum length of one value
 _MOST_WIDTH = 10**4
 _MOST_INDENT = 64
-_BITS = 4096  # of a whole number
+_BITS = 4096  # the maximum number of bits of an integer
 # Names of filters that no template can spell.
 _LOOP, _JOIN, _LIST, _SLICE, _COMPARED = (
     "loop items",
@@ -35,14 +35,14 @@ _LOOP, _JOIN, _LIST, _SLICE, _COMPARED = (
     "compared value",
 )
 # Functions with a width or count, and functions whose result can be as long as the product of their
-# arguments.
+# arguments' lengths.
 _WIDTHS = {"center", "ljust", "rjust", "zfill", "batch", "indent", "wordwrap", "expandtabs"}
 _WIDTHS |= {"round", "to_bytes"}
 _PRODUCTS = {"indent", "wordwrap", "expandtabs", "translate", "replace"}
 _SLOW = {"dictsort", "groupby", "pprint", "sort", "title"}
 _SLOW |= {"unique", "urlencode", "urlize", "wordwrap"}
-# Widths of format strings that could make a result much longer than the string. Names of fields
-# that contain brackets could hide a width.
+# Widths of format strings that could make a result much longer than the string. Field names that
+# contain brackets could hide a width.
 _WIDE = re.compile(
     r"%\([^()]*\(|%(\([^()]*\))?[^a-zA-Z%]*(\d{4}|\*)|\{[^{}]*(\d{4}|\{|\[[^\]{}]*[{}])"
 )
@@ -68,11 +68,11 @@ def chat_prompt(
         messages: the messages of one conversation, each with a role.
         templates: the tokenizer's template, or its templates by name.
         chosen: a template, or the name of one of several templates; None for the default.
-        named: the texts of "bos_token", "eos_token" and others.
-        variables: further variables of the template.
+        named: the texts of the special tokens, keyed by names such as "bos_token".
+        variables: further variables for the template.
 
     Raises:
-        TypeError: the messages are no list of dicts.
+        TypeError: the messages are not a list of dicts.
         ValueError: there is no template or no message, or the template fails.
     """
     for name in _OTHERS:
@@ -84,19 +84,21 @@ def chat_prompt(
 
 
 def _choose(templates: str | Mapping[str, str] | None, chosen: str | None, tools: Any) -> str:
-    """Return the chosen template, as transformers chooses it."""
+    """Return the chosen template, by the same rules as transformers."""
     if chosen is not None and not isinstance(chosen, str):
-        raise type_error(f"chat_template is {type(chosen).__name__}: give a string")
+        raise type_error(f"chat_template is {type(chosen).__name__}; pass a string")
     if isinstance(templates, Mapping):
         default = "tool_use" if tools is not None and "tool_use" in templates else "default"
         if chosen is None and default not in templates:
             names = visible(", ".join(templates))
-            raise value_error(f"no chat template is the default: give chat_template one of {names}")
+            raise value_error(
+                f"the model has no default chat template; choose chat_template from {names}"
+            )
         return templates.get(chosen, chosen) if chosen is not None else templates[default]
     template = templates if chosen is None else chosen
     if template is None:
         raise value_error(
-            "the model's files have no chat template: give chat_template, or load a model that "
+            "the model's files have no chat template; pass chat_template, or load a model that "
             "was trained on conversations (its name often ends in Instruct or Chat)"
         )
     return template
@@ -107,7 +109,7 @@ def _plain(values: Mapping[str, Any], what: str) -> dict[str, Any]:
     try:
         copy: dict[str, Any] = json.loads(json.dumps(values))
     except (TypeError, ValueError, RecursionError) as error:
-        raise type_error(f"{what} holds more than JSON values: {error}") from None
+        raise type_error(f"{what} contains values that JSON does not allow: {error}") from None
     return copy
 
 
@@ -115,17 +117,17 @@ def _plain_messages(messages: Any) -> list[dict[str, Any]]:
     """Return copies of the messages that consist of JSON values, without entries that are None."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
         raise type_error(
-            f"messages is {type(messages).__name__}: give a list of dicts such as "
+            f"messages is {type(messages).__name__}; pass a list of dicts such as "
             '{"role": "user", "content": "Hello"}'
         )
     plain: list[dict[str, Any]] = []
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping):
             kind = type(message).__name__
-            raise type_error(f"message {number} is {kind}: give a dict with role and content")
+            raise type_error(f"message {number} is {kind}; pass a dict with role and content")
         if not isinstance(message.get("role"), str):
             raise value_error(
-                f'message {number} has no role: give "role", for example "user", and "content"'
+                f'message {number} has no role; pass "role", for example "user", and "content"'
             )
         entries = {key: value for key, value in message.items() if value is not None}
         copy = _plain(entries, f"message {number}")
@@ -134,16 +136,16 @@ def _plain_messages(messages: Any) -> list[dict[str, Any]]:
             copy = {"thinking": reasoning, **copy, "reasoning_content": reasoning}
         plain.append(copy)
     if not plain:
-        raise value_error("no message is given: give at least one")
+        raise value_error("no message is given; pass at least one")
     return plain
 
 
 def render(template: str, variables: Mapping[str, Any]) -> str:
-    """Render a template in Jinja's sandbox, with the functions and filters of transformers.
+    """Render a template in Jinja's sandbox, with transformers' functions and filters.
 
     Raises:
-        ValueError: the template is broken or too long, works or writes without end, reaches for
-            attributes that are not safe, or refuses the messages.
+        ValueError: the template is broken or too long, runs too long, writes too much, reads unsafe
+            attributes, or refuses the messages.
 
     >>> render("{% for m in messages %}<{{ m.role }}>{% endfor %}", {"messages": [{"role": "me"}]})
     '<me>'
@@ -157,7 +159,7 @@ def render(template: str, variables: Mapping[str, Any]) -> str:
         rendered: str = _sandbox(_Limits()).from_string(template).render(variables)
         return rendered
     except _TooMuch as error:
-        reason = f"works or writes without end: {error}"
+        reason = f"runs too long or writes too much: {error}"
     except _Refusal as error:
         reason = f"refuses the messages: {error}"
     except jinja.TemplateSyntaxError as error:
@@ -184,7 +186,7 @@ class _Limits:
 
     def __init__(self) -> None:
         self._left, self._end = _WORK, time.thread_time() + _SECONDS
-        # The sizes of lists and dicts, which a template cannot change, by their ids. The values are
+        # The sizes, keyed by id, of lists and dicts that a template cannot change. The values are
         # kept, so that no other value gets the same id.
         self._known: dict[int, tuple[Any, int]] = {}
 
@@ -195,7 +197,7 @@ class _Limits:
             raise _TooMuch("too many steps, or too much text")
 
     def size(self, value: Any) -> int:
-        """Return the number of characters of a value; nested values count too."""
+        """Return the number of characters in a value, including nested values."""
         if isinstance(value, str):
             return self._fits(len(value))
         if not isinstance(value, list | tuple | dict):
@@ -219,7 +221,7 @@ class _Limits:
         return text
 
     def concat(self, texts: Iterable[str]) -> str:
-        """Join texts, among them the parts of the template that are no code."""
+        """Join texts, including the parts of the template that are not code."""
         return "".join(map(self.result, texts))
 
     def collect(self, value: Any) -> Any:
@@ -242,7 +244,7 @@ class _Limits:
         return value
 
     def compare(self, value: Any) -> Any:
-        """Look at the time before a value is compared or tested, and return the value."""
+        """Check the time limit before a value is compared or tested, and return the value."""
         self.spend(step=0)
         return value
 
@@ -253,7 +255,7 @@ class _Limits:
             yield item
 
     def join(self, values: Any) -> str:
-        """Join the values of the operator `~`."""
+        """Join the operands of Jinja's operator `~`."""
         return "".join(map(self.write, values))
 
     def arguments(self, name: str, values: Iterable[Any]) -> list[Any]:
@@ -280,7 +282,7 @@ class _Limits:
         if name == "format" and isinstance(lists[0], str):
             most = sum(map(lists[0].count, "%{")) * sum(sizes[1:])
         elif name == "replace" and all(isinstance(value, str) for value in lists[:3]):
-            text, *pair = lists[:3]  # by name, the new text can be before the old text
+            text, *pair = lists[:3]  # named arguments can have either order
             most = max(text.count(old) * len(new) for old, new in permutations(pair, 2))
         elif name == "join":
             most = math.prod(len(x) if hasattr(x, "__len__") else 1 for x in lists)
@@ -306,7 +308,7 @@ class _Limits:
 
     def limit(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a filter that counts its arguments and its result."""
-        own = hasattr(function, "jinja_pass_arg")  # whether Jinja's own argument is the first
+        own = hasattr(function, "jinja_pass_arg")  # whether Jinja adds a first argument
 
         @functools.wraps(function)
         def run(*args: Any, **options: Any) -> Any:
@@ -331,7 +333,7 @@ def _sandbox(limits: _Limits) -> Any:
         return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
     class Bounds(NodeTransformer):
-        """Insert the filters that count."""
+        """Insert filters that count the work."""
 
         def visit_For(self, node: nodes.For) -> nodes.Node:
             self.generic_visit(node)
@@ -371,7 +373,7 @@ def _sandbox(limits: _Limits) -> Any:
             return nodes.Scope(body, lineno=line)
 
     class Sandbox(ImmutableSandboxedEnvironment):
-        """The sandbox, in which loops, calls and operators are counted."""
+        """A sandbox that counts loops, calls and operators."""
 
         concat: Any = staticmethod(limits.concat)
         intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
@@ -401,12 +403,12 @@ def _sandbox(limits: _Limits) -> Any:
             return wrapped and run
 
         def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
-            raise SecurityError(f"it reaches for {attribute!r} of a {type(obj).__name__}")
+            raise SecurityError(f"it reads {attribute!r} of a {type(obj).__name__}")
 
     sandbox = Sandbox(
         trim_blocks=True,
         lstrip_blocks=True,
-        optimized=False,  # count also what is constant
+        optimized=False,  # so that constant expressions are counted too
         finalize=pass_context(lambda _, value: limits.write(value)),
         extensions=[Generation, "jinja2.ext.loopcontrols"],
     )
@@ -419,7 +421,8 @@ def _sandbox(limits: _Limits) -> Any:
     sandbox.globals |= {
         "raise_exception": _refuse,
         "strftime_now": lambda format: datetime.now().strftime(format),
-        "dict": lambda *args, **options: dict(*args, **options),  # the class has more attributes
+        # A function, because a template could read the attributes of the class `dict`.
+        "dict": lambda *args, **options: dict(*args, **options),
     }
     return sandbox
 

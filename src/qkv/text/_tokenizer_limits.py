@@ -12,7 +12,7 @@ USUAL = 40  # A long text is refused if the rules multiply its length by more th
 
 _LONGEST = 4096  # The maximum number of characters of a token, a pattern or a replacement.
 _ADDED = 100  # The maximum number of special tokens around a text.
-_WORD = 1000  # The maximum number of characters in a word. Long words take long to tokenize.
+_WORD = 1000  # The maximum number of characters in a word. Splitting long words is slow.
 # For each kind of rule, the maximum number of characters that may replace one character.
 _MAX_FACTORS = {"normalizer": 10_000, "pre_tokenizer": 16, "decoder": 16}
 
@@ -29,11 +29,11 @@ _PROPERTY = re.compile(r"\\[pP]\{\^?\w+\}")
 
 
 def growth(values: Any, *, trusted: bool = False) -> float:
-    """Return the maximum number of characters that a normalizer writes for one character.
+    """Return the maximum number of characters that a normalizer can write for one character.
 
     Args:
         values: the contents of the file.
-        trusted: whether the file comes with qkv, so that its rules are not checked.
+        trusted: whether the file comes with qkv; if so, its rules are not checked.
 
     Raises:
         ValueError: the rules write too many characters or special tokens, or a string in the file

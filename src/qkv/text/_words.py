@@ -101,15 +101,15 @@ def _collect_words(texts: list[str], cutter: "tokenizers.Tokenizer") -> dict[str
     """Return the vocabulary of texts, in order of appearance."""
     words = dict.fromkeys(word for text in texts for word in _cut(text, cutter))
     if not words:
-        raise value_error("there is no word in the texts: a vocabulary needs at least one word")
+        raise value_error("the texts contain no words; pass texts with at least one word")
     return {word: index for index, word in enumerate(words)}
 
 
 def _check_vocabulary(source: Mapping[Any, Any], cutter: "tokenizers.Tokenizer") -> dict[str, int]:
     """Return a user's vocabulary in the tokenizer's spelling; raise an error if it is invalid."""
     if not source:
-        raise value_error("the vocabulary is empty: give at least one word")
-    each_once = f"give {len(source)} words the ids 0 to {len(source) - 1}, each once"
+        raise value_error("the vocabulary is empty; pass at least one word")
+    each_once = f"pass each id from 0 to {len(source) - 1} once, for {len(source)} words"
     ids: dict[str, int] = {}
     owner: dict[int, str] = {}  # the words as the user spells them
     for word, value in source.items():
@@ -123,13 +123,11 @@ def _check_vocabulary(source: Mapping[Any, Any], cutter: "tokenizers.Tokenizer")
         name = f"the id of {word!r}"
         index = whole_number(value, name=name, least=-sys.maxsize)
         if index in owner:
-            raise value_error(
-                f"{owner[index]!r} and {word!r} both have the id {index}: {each_once}"
-            )
+            raise value_error(f"{owner[index]!r} and {word!r} both have id {index}; {each_once}")
         ids[spelled], owner[index] = index, word
     for index, word in owner.items():
         if not 0 <= index < len(source):
-            raise value_error(f"{word!r} has the id {index}: {each_once}")
+            raise value_error(f"{word!r} has id {index}; {each_once}")
     return ids
 
 
@@ -139,7 +137,7 @@ def _findable(word: str, cutter: "tokenizers.Tokenizer") -> str:
     spelled: str = normalizer.normalize_str(word)
     if _cut(word, cutter) != [spelled]:
         raise value_error(
-            f"the vocabulary's word {word!r} is not a single word or punctuation "
-            "mark, so no token of a text can match it: give its parts separately, without spaces"
+            f"the vocabulary entry {word!r} is not a single word or punctuation "
+            "mark, so no token can match it; pass its parts as separate entries, without spaces"
         )
     return spelled

@@ -13,12 +13,12 @@ class FileTexts:
     """The texts of a file, such as its lines; each iteration reads the file again.
 
     Args:
-        file: its path.
+        file: the path of the file.
         read: a function that reads the file from its beginning and yields the texts.
 
     Raises:
-        ValueError: the file now has fewer texts than when it was first read. Texts that were
-            appended to the file are ignored.
+        ValueError: the file now has fewer texts than when it was first read. Texts that have been
+            appended to the file since then are ignored.
     """
 
     def __init__(self, file: str, read: Callable[[], Iterator[str]]) -> None:
@@ -47,7 +47,7 @@ def lines_of(file: str, most: int) -> Iterator[str]:
 
 
 def read_lines(stream: BinaryIO, name: str, most: int) -> Iterator[str]:
-    r"""Yield the lines of a UTF-8 stream, without line ends and without a byte order mark.
+    r"""Yield the lines of a UTF-8 stream, without line endings and without a byte order mark.
 
     A line ends with a line feed, a carriage return, or both.
 
@@ -72,7 +72,7 @@ def read_lines(stream: BinaryIO, name: str, most: int) -> Iterator[str]:
 
 
 class BadLine(ValueError):
-    """The error about a line that is not UTF-8 text.
+    """The error for a line that is not UTF-8 text.
 
     Attributes:
         reason: what is wrong, for example "is not UTF-8".
@@ -90,7 +90,7 @@ def each_line(stream: Any, most: int | None, at_begin: bool = True) -> Iterator[
 
     Args:
         stream: the source of the bytes.
-        most: as for `read_lines`. If `most` is None, lines of any length stay whole.
+        most: as in `read_lines`. If `most` is None, lines of any length stay whole.
         at_begin: whether a byte order mark may come before the first line.
 
     >>> import io

@@ -41,10 +41,12 @@ class Tokenized:
 
         Args:
             token: the id of the token; or its text (" cat"); or the token as spelled by the
-                vocabulary ("Ġcat") or by `plain_tokens`. "cat" is either token.
+                vocabulary ("Ġcat") or by `plain_tokens`. "cat" means the token with or without a
+                space.
 
         Raises:
-            ValueError: the token is not in the text, or "cat" is in it with and without a space.
+            ValueError: the token is not in the text, or the text has "cat" with and without a
+                space.
 
         >>> text = Tokenized(np.array([5, 7, 5]), ["Ġthe", "Ġcat", "Ġthe"], [], [False] * 3)
         >>> text.positions("the"), text.positions(" the"), text.positions(7)
@@ -149,7 +151,7 @@ def plain_tokens(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
 
 
 def _parts_of_characters(tokens: Sequence[str], special: Sequence[bool]) -> dict[int, str]:
-    """Name the tokens that contain only some of the bytes of a character, by position."""
+    """Return names, keyed by position, for tokens with only some of the bytes of a character."""
     names: dict[int, str] = {}
     group: list[int] = []  # the tokens of an incomplete character
     pieces, spelled = any(token.startswith("▁") for token in tokens), b""
@@ -194,7 +196,7 @@ def without_blanks(text: str) -> bool:
 
 
 def marks_blanks(tokens: Sequence[str]) -> bool:
-    """Return whether any token begins with the mark of a space or of a newline."""
+    """Return whether any token begins with the mark for a space or a newline."""
     return any(token.startswith((*BLANKS, _NEWLINE)) for token in tokens)
 
 
@@ -250,7 +252,7 @@ def find_pieces(tokens: Sequence[str], pieces: Sequence[str]) -> list[list[int]]
     """For each occurrence of a word among tokens, return the positions of its subwords.
 
     An occurrence does not count if the word continues. For example, the tokens "bank" and "##er"
-    are the word "banker", so the word "bank" does not occur in them.
+    form the word "banker", so the word "bank" does not occur in them.
 
     >>> find_pieces(["the", "bank", "##er", "at", "the", "bank"], ["bank"])
     [[5]]
@@ -281,12 +283,13 @@ def find_word(
 ) -> list[list[int]]:
     """For each occurrence of a word in a text, return the positions of its subwords.
 
-    " cat", "Ġcat" and "▁cat" are the word after a space; "cat" is the word with or without a space.
-    If there is no such word, find the tokens that the vocabulary spells in this way.
+    " cat", "Ġcat" and "▁cat" stand for the word after a space; "cat" stands for the word with or
+    without a space. If the text has no such word, find the tokens that the vocabulary spells like
+    `word`.
 
     `tokens` are spelled as in the vocabulary. `splits` are the ways to split the word into readable
-    subwords, by default any way. `marks` says whether the vocabulary marks spaces; by default, the
-    tokens tell. In errors, `call` names the public call and `what` the argument.
+    subwords, by default any way. `marks` says whether the vocabulary marks spaces; by default, this
+    is inferred from the tokens. In errors, `what` names the argument.
 
     Raises:
         ValueError: the text has the word "cat" with and without a space, and `either` is False.
@@ -301,7 +304,7 @@ def find_word(
     if splits is None:
         splits = _splits(text.strip(" "), plain)
     copies = [copy for cut in splits for copy in find_pieces(plain, cut)]
-    # if a separate token spells the space before a word, the word is found with and without it
+    # if the space before a word is a separate token, the word is found with and without this token
     sizes = {copy[-1]: len(copy) for copy in sorted(copies, key=len)}
     copies = [copy for copy in copies if len(copy) == sizes[copy[-1]]]
     spaced = [copy for copy in copies if tokens[copy[0]].startswith(BLANKS)]
@@ -310,7 +313,7 @@ def find_word(
     elif 0 < len(spaced) < len(copies) and not either:
         raise value_error(
             f"{what} is {word!r}, but the text has both {word!r} without a space before it "
-            f"and {f' {word}'!r}: give {f' {word}'!r}, or the number of the token"
+            f"and {f' {word}'!r}; pass {f' {word}'!r}, or the number of the token"
         )
     both = enumerate(zip(tokens, plain, strict=True))
     return copies or [[i] for i, names in both if word in names or text == text_of(names[0])]

@@ -37,8 +37,8 @@ class Tokenizer:
         unknown: the token for unknown words, if any.
         cuts_left: whether a text that is too long loses its first tokens instead of its last.
         rows: the number of rows of the model's token table, if some tokens have no row; otherwise
-            None. A text with a token without a row is an error.
-        inner: the tokenizer of the library tokenizers, which splits the texts.
+            None. A text that contains a token without a row raises an error.
+        inner: the tokenizer of the `tokenizers` library that splits the texts.
         chat_template: the template that turns messages into a prompt, or several templates by name;
             None if the model's files have no template.
         named_tokens: the tokens that templates use by name, such as {"bos_token": "<s>"}.
@@ -88,7 +88,7 @@ class Tokenizer:
 
     @cached_property
     def mask(self) -> str | None:
-        """The mask token, which marks a word to guess; None if the vocabulary has no mask token."""
+        """The mask token, which marks a word to predict; None if the vocabulary has none."""
         known = self.inner.get_vocab()
         return next((token for token in MASKS if token in known), None)
 
@@ -103,7 +103,7 @@ class Tokenizer:
 
     @cached_property
     def blank(self) -> str:
-        """The mark of a space before a word: "Ġ" or "▁"; "" if the vocabulary has no such mark."""
+        """The mark for a space before a word: "Ġ" or "▁"; "" if the vocabulary has no such mark."""
         tokens = self.inner.encode("a a", add_special_tokens=False).tokens
         return next((token[0] for token in tokens if token.startswith(BLANKS)), "")
 
@@ -168,8 +168,8 @@ class Tokenizer:
         """Return the ids of each of several texts, without special tokens.
 
         Raises:
-            TypeError: as for `tokenize_batch`.
-            ValueError: as for `tokenize_batch`.
+            TypeError: as in `tokenize_batch`.
+            ValueError: as in `tokenize_batch`.
         """
         try:
             encodings = self._encodings(texts, add_special_tokens=False)
@@ -189,7 +189,7 @@ class Tokenizer:
 
         Raises:
             TypeError: a text is not a string.
-            ValueError: as for `tokenize`.
+            ValueError: as in `tokenize`.
         """
         for text in check_texts((first, second)):
             self._check_growth(text)
@@ -229,8 +229,8 @@ class Tokenizer:
         )
         if grown > USUAL * len(text):
             raise value_error(
-                f"the tokenizer's own rules do not work on this text: they turn "
-                f"its {len(text):,} characters into {grown:,}"
+                "the tokenizer's normalizer makes this text too long: it turns "
+                f"{len(text):,} characters into {grown:,}"
             )
 
     @public_call("apply_chat_template")
@@ -254,20 +254,20 @@ class Tokenizer:
                 the tokenizer's own template.
             add_generation_prompt: whether the prompt ends with the beginning of the model's answer.
             tokenize: whether to return token ids instead of text.
-            variables: further variables of the template, such as `enable_thinking` of Qwen 3.
+            variables: further variables for the template, such as `enable_thinking` for Qwen 3.
 
         Returns:
             The ids of the prompt, a list of T integers, or its text.
-            Unlike transformers 5, qkv returns a list of ids, which is `input_ids` there.
+            Unlike qkv, transformers 5 returns a dict with this list as `input_ids`.
 
         Raises:
             TypeError: the messages are not a list of dicts.
-            ValueError: the tokenizer has no template; or the template is broken, works or writes
-                without end, reaches for attributes that are not safe, or refuses the messages.
+            ValueError: the tokenizer has no template; or the template is broken, runs too long,
+                writes too much, reads unsafe attributes, or refuses the messages.
             ImportError: Jinja is not installed.
 
         Source:
-            `apply_chat_template` of the library transformers.
+            transformers' `apply_chat_template`.
 
         >>> from tokenizers import Tokenizer as Library, models
         >>> tokenizer = SubwordTokenizer(Library(models.WordPiece({"[UNK]": 0, "hi": 1})))
@@ -284,7 +284,7 @@ class Tokenizer:
         return self.tokenize_prompt(text).ids.tolist() if tokenize else text
 
     def tokenize_prompt(self, text: str) -> Tokenized:
-        """Cut a text into tokens, without adding special tokens: the text contains them."""
+        """Cut a text into tokens, without adding special tokens: the text already has them."""
         [encoding] = self._encodings([text], add_special_tokens=False)
         tokens = _read_encoding(encoding)
         special = [self.is_special(token) for token in encoding.ids]
@@ -294,9 +294,9 @@ class Tokenizer:
     def decode(self, ids: ArrayLike) -> str:
         """Return the text of token ids `(T,)`.
 
-        The spaces of the result may differ from the spaces of the original text. An unknown word
-        becomes the token `unknown`. If the tokenizer also adds the token `unknown` at the start or
-        end of texts, `decode` omits the token, like all special tokens.
+        The spaces in the result may differ from those in the original text. An unknown word becomes
+        the token `unknown`. If the tokenizer also adds the token `unknown` at the start or end of
+        texts, `decode` omits the token, like all special tokens.
 
         Raises:
             TypeError: `ids` are not integers.
@@ -304,9 +304,9 @@ class Tokenizer:
         """
         row = as_array(ids, name="ids")
         if row.ndim != 1:
-            raise value_error(f"ids have shape {row.shape}: give the (T,) ids of one text")
+            raise value_error(f"ids have shape {row.shape}; pass the (T,) ids of one text")
         if row.size and row.dtype.kind not in "iu":
-            raise type_error(f"ids are {row.dtype}: give integers")
+            raise type_error(f"ids are {row.dtype}; pass integers")
         wanted = [int(index) for index in row]
         missing = sorted(index for index in set(wanted) if self.token(index) is None)
         if missing:
@@ -355,8 +355,8 @@ class SubwordTokenizer(Tokenizer):
         tokenizer: a tokenizer of the `tokenizers` library; it is copied.
 
     Attributes:
-        truncation: the rule in the tokenizer.json for texts that are too long, if another class
-            or side needs it. The tokenizer does not apply this rule, but `save` writes the rule.
+        truncation: the rule in tokenizer.json for texts that are too long; None if qkv does not
+            need the rule. The tokenizer does not apply this rule, but `save` writes the rule.
 
     Example:
         >>> from tokenizers import Tokenizer, models
@@ -371,7 +371,7 @@ class SubwordTokenizer(Tokenizer):
 
         if not isinstance(tokenizer, library.Tokenizer):
             raise TypeError(
-                f"SubwordTokenizer: tokenizer is {type(tokenizer).__name__}: give a "
+                f"SubwordTokenizer: tokenizer is {type(tokenizer).__name__}; pass a "
                 "tokenizers.Tokenizer, or call SubwordTokenizer.from_file(path)"
             )
         content = tokenizer.to_str()
@@ -454,13 +454,13 @@ class BareTokenizer(SubwordTokenizer):
 
 
 def read_tokenizer(path: StrPath, kind: type[Kind], *, trusted: bool = False) -> Kind:
-    """Read a tokenizer.json; the rules of a trusted file (it comes with qkv) are not checked."""
+    """Read a tokenizer.json; check its rules unless the file is trusted (comes with qkv)."""
     path = ordinary(path)
     if not path.exists():
         raise FileNotFoundError(f"SubwordTokenizer.from_file: there is no file {path}")
     if path.is_dir():
         raise ValueError(
-            f"SubwordTokenizer.from_file: {path} is a folder: give the tokenizer.json in it"
+            f"SubwordTokenizer.from_file: {path} is a folder; pass the tokenizer.json in it"
         )
     try:
         return parse_tokenizer(path.read_bytes().decode("utf-8"), kind, trusted=trusted)
@@ -508,7 +508,7 @@ def check_text(text: Any, *, name: str) -> str:
     except UnicodeEncodeError as error:
         raise value_error(
             f"{name} has the lone surrogate {text[error.start]!a} at character "
-            f"{error.start}: a lone surrogate cannot be encoded: replace it"
+            f"{error.start}, which cannot be encoded: replace it"
         ) from None
     return text
 
@@ -517,7 +517,7 @@ def check_no_mapping(texts: Any) -> None:
     """Raise an error if `texts` is a dict, because only its keys would be read."""
     if isinstance(texts, Mapping):
         raise type_error(
-            f"`texts` is {type(texts).__name__}, whose keys alone would be read: give a "
+            f"`texts` is {type(texts).__name__}, of which only the keys would be read; pass a "
             "list of strings, for example list(texts.values())"
         )
 
@@ -525,13 +525,13 @@ def check_no_mapping(texts: Any) -> None:
 def check_texts(texts: Any, *, first: int = 0) -> list[str]:
     """Return `texts` as a list of strings.
 
-    An error names the wrong text by a number; the number of the first text is `first`.
+    An error gives the number of the wrong text; the texts are numbered from `first`.
     """
     if isinstance(texts, str | bytes | bytearray):
-        raise type_error(f"`texts` is one {type(texts).__name__}: give a list of strings")
+        raise type_error(f"`texts` is one {type(texts).__name__}; pass a list of strings")
     check_no_mapping(texts)
     if not isinstance(texts, Iterable):
-        raise type_error(f"`texts` is {type(texts).__name__}: give a list of strings")
+        raise type_error(f"`texts` is {type(texts).__name__}; pass a list of strings")
     return [check_text(text, name=f"text {i}") for i, text in enumerate(texts, first)]
 
 

@@ -27,7 +27,7 @@ def write_trace(path: StrPath, kind: str, arrays: Arrays, about: Mapping[str, An
 
 
 def read_trace(path: StrPath, kinds: Mapping[str, Unpack], *, what: str) -> Any:
-    """Read a file of `write_trace`.
+    """Read a file that `write_trace` wrote.
 
     Args:
         path: the file.
@@ -69,7 +69,7 @@ def dataset(
         about: the attributes of the dataset.
     """
     xarray = need("xarray", _EXTRA)
-    full = arrays.get("hook_full_embed")  # the embeddings before it may have another size than D
+    full = arrays.get("hook_full_embed")  # earlier embeddings may not have size D
     sizes: dict[str, int] = {} if full is None else {"D": full.shape[-1]}
     variables = {}
     for name, array in arrays.items():

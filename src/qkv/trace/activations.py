@@ -53,7 +53,12 @@ TABLE = {
     "z": ActivationSpec(("text", "token", "head", "dv")),
     # a vector per head and token; a trace has `result` only if `names=` lists `result`
     "result": ActivationSpec(("text", "token", "head", "D"), unasked=False),
-    # what a part reads, before its norm, for each head; kept like `result`
+    # the input of a norm, a part or a projection; kept like `result`
+    "input": ActivationSpec(unasked=False),
+    "q_in": ActivationSpec(unasked=False),
+    "k_in": ActivationSpec(unasked=False, of_keys=True),
+    "v_in": ActivationSpec(unasked=False, of_keys=True),
+    # the input of a part, before its norm, for each head; kept like `result`
     "q_input": ActivationSpec(("text", "token", "head", "D"), editable=False, unasked=False),
     "k_input": ActivationSpec(("text", "token", "kv_head", "D"), editable=False, unasked=False),
     "v_input": ActivationSpec(("text", "token", "kv_head", "D"), editable=False, unasked=False),
@@ -66,6 +71,8 @@ TABLE = {
     "pre": ActivationSpec(_INNER, aliases=("mlp_pre",)),
     "pre_linear": ActivationSpec(_INNER),
     "post": ActivationSpec(_INNER, aliases=("mlp_post",)),
+    "expert_weights": ActivationSpec(("text", "token", "expert")),
+    "expert_indices": ActivationSpec(("text", "token", "rank"), editable=False, unasked=False),
     "sae_acts_post": ActivationSpec(("text", "token", "feature")),
     "logits": ActivationSpec(("text", "token", "V")),
 }
@@ -119,7 +126,7 @@ class Parsed(NamedTuple):
 
     @property
     def is_last(self) -> bool:
-        """Whether the activation follows the last layer: in the final norm or projection."""
+        """Whether the activation belongs to the final norm or projection."""
         return self.local.startswith(("ln_final.", "hook_final_proj"))
 
 
@@ -183,7 +190,8 @@ def axes(full: str, shape: tuple[int, ...], heads: int | None = None) -> tuple[s
 def check_shapes(arrays: Arrays, texts: int, queries: int, keys: int) -> None:
     """Raise a ValueError if an array of a trace does not have the axes that `TABLE` lists.
 
-    `queries` and `keys` count the tokens of the longest text. Arrays that no model has are ignored.
+    `queries` and `keys` are the numbers of tokens in the longest text. Arrays that do not occur in
+    any model are ignored.
     """
     same: dict[tuple[str, str], int] = {}  # sizes that are equal in a part of a layer
     for name, array in arrays.items():
@@ -197,7 +205,7 @@ def check_shapes(arrays: Arrays, texts: int, queries: int, keys: int) -> None:
         sizes |= {axis: same.setdefault((part, axis), n) for axis, n in pairs if axis in inner}
         if array.ndim != len(one.axes) or any(sizes.get(axis, n) != n for axis, n in pairs):
             shape = ", ".join(str(sizes.get(axis, axis)) for axis in one.axes)
-            raise ValueError(f"{name} has shape {array.shape}: it must have ({shape})")
+            raise ValueError(f"{name} has shape {array.shape}: it must have shape ({shape})")
 
 
 def cut(name: str, array: Array, queries: int, keys: int) -> Array:

@@ -1,7 +1,8 @@
 """Find activations by the names that users write: the only code that resolves these names."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import cached_property
+from itertools import compress
 from typing import Any
 
 from qkv._suggest import nearest, suggestion
@@ -23,21 +24,50 @@ Name = str | tuple[Any, ...]
 
 # Short names of a block's parts, and their names in TransformerLens.
 _PARTS = {"a": "attn", "attention": "attn", "m": "mlp", "b": "", "block": "", "blocks": ""}
+_NORMS = ("ln1", "ln2", "ln1_post", "ln2_post", "ln_final")
 # Activations of a block that sparse autoencoders can encode, named as in SAELens.
-_SPLICED = ("resid_pre", "resid_mid", "resid_post", "normalized_resid_post", "attn_out", "mlp_out")
-# Names of TransformerLens 3, and the names of the same activations here. A block's `hook_out` is
-# what the next block reads.
+_SPLICED = (
+    *("hook_resid_pre", "hook_resid_mid", "hook_resid_post", "hook_normalized_resid_post"),
+    *("hook_attn_out", "hook_mlp_out", "attn.hook_z", "mlp.hook_pre", "mlp.hook_post"),
+    *(f"{norm}.hook_{name}" for norm in _NORMS for name in ("input", "normalized")),
+    *("attn.hook_input", "mlp.hook_input", "attn.hook_q", "attn.hook_k", "attn.hook_v"),
+)
+_FEATURES = ".hook_sae_acts_post"
+_ATTN, _MLP = ("ln1_post.hook_input", "hook_attn_out"), ("ln2_post.hook_input", "hook_mlp_out")
+# Names in TransformerLens's bridge, and qkv's names for the same activation; the first name that a
+# model has is used. A block's `hook_out` is the input of the next block.
 _BRIDGE = {
     "hook_in": ("hook_resid_pre",),
     "hook_out": ("hook_normalized_resid_post", "hook_resid_post"),
-    "attn.hook_out": ("hook_attn_out",),
-    "attn.o.hook_in": ("attn.hook_z",),
+    **{f"{norm}.hook_in": (f"{norm}.hook_input",) for norm in _NORMS},
+    **{f"{norm}.hook_out": (f"{norm}.hook_normalized",) for norm in _NORMS},
+    "attn.hook_in": ("attn.hook_input",),
+    **{f"attn.{name}.hook_in": (f"attn.hook_{name}_in",) for name in "qkv"},
     **{f"attn.{name}.hook_out": (f"attn.hook_{name}",) for name in "qkv"},
-    "mlp.hook_out": ("hook_mlp_out",),
+    **{f"attn.hook_{name}_input": (f"hook_{name}_input",) for name in "qkv"},
+    "attn.o.hook_in": ("attn.hook_z",),
+    **dict.fromkeys(("attn.o.hook_out", "attn.hook_out", "attn.hook_hidden_states"), _ATTN),
+    "mlp.hook_in": ("mlp.hook_input",),
+    "mlp.in.hook_in": ("mlp.hook_input",),
+    "mlp.in.hook_out": ("mlp.hook_pre_linear", "mlp.hook_pre"),
+    "mlp.gate.hook_out": ("mlp.hook_pre",),
     "mlp.out.hook_in": ("mlp.hook_post",),
+    **dict.fromkeys(("mlp.out.hook_out", "mlp.hook_out"), _MLP),
     "embed.hook_out": ("hook_embed",),
     "pos_embed.hook_out": ("hook_pos_embed",),
+    "token_type_embed.hook_out": ("hook_token_type_embed",),
+    "unembed.hook_in": ("ln_final.hook_normalized",),
     "unembed.hook_out": ("logits",),
+    "hook_unembed": ("logits",),
+}
+# Keys: a name in the bridge, and an activation. Values: if a block has this other activation, the
+# name does not mean the activation of the key.
+_BRIDGE_UNLESS = {
+    **{
+        (name, "hook_attn_out"): "ln1_post.hook_scale" for name in _BRIDGE if _BRIDGE[name] == _ATTN
+    },
+    **{(name, "hook_mlp_out"): "ln2_post.hook_scale" for name in _BRIDGE if _BRIDGE[name] == _MLP},
+    ("mlp.in.hook_in", "mlp.hook_input"): "mlp.hook_pre_linear",
 }
 
 
@@ -47,7 +77,7 @@ class NameIndex:
     Args:
         full: the full names. The names of an encoder-decoder begin with "encoder." or "decoder.".
         counts: the number of layers of each side: "encoder" and "decoder", or "" in other models.
-            By default, the names show it.
+            By default, the numbers are inferred from the names.
 
     >>> names = NameIndex(["hook_embed", "blocks.0.attn.hook_q", "blocks.1.attn.hook_q"])
     >>> names.one("embed"), names.one(("q", -1)), names.one("q")
@@ -88,11 +118,12 @@ class NameIndex:
 
         For example, "scale" fits the scale of each norm.
         """
-        spelled = [full for full in self.full if name in spellings(full)]
+        words = self.full if isinstance(name, str) else ()
+        spelled = [full for full in words if name in spellings(full)]
         return spelled or [full for names in self._by_side(name, self._several) for full in names]
 
     def why_not(self, name: object, *, in_trace: bool = False) -> str:
-        """Explain in an error message why a name stands for no activation.
+        """Explain in an error message why a name does not stand for an activation.
 
         Args:
             name: the name that was not found.
@@ -102,7 +133,7 @@ class NameIndex:
         side, _ = side_of(str(first))
         count = self.counts.get(side, max(self.counts.values()))
         name = next((one for one in _of_layers(name) if self.one(one) is None), name)
-        names = _candidates(name, count)
+        names = _candidates(name, count, self.full)
         layer: Any = parse(names[0]).layer if names else None
         if isinstance(name, tuple) and len(name) > 1:
             layer = name[1]
@@ -128,7 +159,7 @@ class NameIndex:
     def _single(self, name: Any, side: str) -> list[str]:
         """Return the full name of a single activation on a side, as a list, or []."""
         prefix = f"{side}." if side else ""
-        names = (prefix + full for full in _candidates(name, self.counts[side]))
+        names = (prefix + full for full in _candidates(name, self.counts[side], self.full, prefix))
         return next(([full] for full in names if full in self.full), [])
 
     def _several(self, name: Any, side: str) -> list[str]:
@@ -160,7 +191,7 @@ class NameIndex:
         return found if len(owners) == 1 else []
 
     def _sides_for(self, name: object) -> str:
-        """List the sides, and similar names of an encoder-decoder."""
+        """Describe an encoder-decoder's prefixes and similar names, for an error."""
         joint = {full: of_side(*side_of(full)) for full in self.full}
         found = [joint[full] for names in self._by_side(name, self._single) for full in names]
         known = {one: one for one in joint.values()} | {short_name(x): joint[x] for x in joint}
@@ -185,7 +216,7 @@ class NameIndex:
 
 
 def no_layer(layer: int, count: int) -> str:
-    """Return the error message about a layer that a model of `count` layers does not have."""
+    """Return the error message for a layer that a model of `count` layers does not have."""
     return f"there is no layer {layer}: the model has {count} layers, numbered 0 to {count - 1}"
 
 
@@ -223,8 +254,12 @@ def _of_layers(name: object, count: int = 0) -> list[Name]:
     return [(name[0], layer, *name[2:]) for layer in layers]
 
 
-def _candidates(name: object, num_layers: int) -> list[str]:
-    """Return the full names that a name may mean, the most likely name first.
+def _candidates(
+    name: object, num_layers: int, known: Container[str] = (), prefix: str = ""
+) -> list[str]:
+    """Return the full names that a name may mean, most likely first.
+
+    `known` holds the full names of a model or trace, which begin with `prefix`.
 
     >>> _candidates(("pattern", -1), 4)[0], _candidates(("scale", 0, "ln1"), 4)[0]
     ('blocks.3.attn.hook_pattern', 'blocks.0.ln1.hook_scale')
@@ -234,10 +269,13 @@ def _candidates(name: object, num_layers: int) -> list[str]:
     paths = _paths(name, num_layers)
     # A name without a part of the layer, such as ("out", 0), means the block.
     for path in sorted(paths, key=lambda path: path.count(".")):
-        local = parse(path).local
+        inside = _FEATURES if path.endswith(_FEATURES) else ""  # of an SAE at the activation
+        local = parse(path).local.removesuffix(inside)
         if local in _BRIDGE:
-            before = path.removesuffix(local)
-            return [*paths, *(before + other for other in _BRIDGE[local])]
+            before = path.removesuffix(local + inside)
+            unless = (_BRIDGE_UNLESS.get((local, other)) for other in _BRIDGE[local])
+            fits = (one is None or prefix + before + one not in known for one in unless)
+            return [*paths, *(before + other + inside for other in compress(_BRIDGE[local], fits))]
     return paths
 
 
@@ -266,6 +304,5 @@ def _paths(name: object, num_layers: int) -> list[str]:
     paths = [f"attn.hook_{short}", f"hook_{short}", f"mlp.hook_{short}", f"attn.{short}", short]
     paths += [f"attn.hook_{other}", f"mlp.hook_{other}"]
     if short.startswith("sae_"):
-        sites = [*(f"hook_{site}" for site in _SPLICED), "attn.hook_z", "mlp.hook_post"]
-        paths = [f"{site}.hook_{short}" for site in sites]
+        paths = [f"{site}.hook_{short}" for site in _SPLICED]
     return [block + path for path in dict.fromkeys(paths)]

@@ -72,7 +72,7 @@ class Recorder:
         return self.changes(*names) or any(self._wanted(self._prefix + name) for name in names)
 
     def choose(self, names: Iterable[str]) -> set[str]:
-        """Return those of the names that are kept or edited."""
+        """Return the names whose activations are kept or edited."""
         return {name for name in names if self.wants(name)}
 
     def changes(self, *names: str) -> bool:
@@ -105,7 +105,7 @@ class Recorder:
             self.arrays[full] = self._as_kept(array)
 
     def again(self, name: str, other: str) -> bool:
-        """Keep the array of the activation `other` under the name `name` too.
+        """Also keep the array of the activation `other` under the name `name`.
 
         Return False if `name` is edited or `other` was not kept.
         """
@@ -137,10 +137,10 @@ class Recorder:
 class GradientRecorder(Recorder):
     """Collects the gradients of a loss with respect to activations, during a backward pass.
 
-    With this recorder, a layer computes no gradients for its parameters.
+    With this recorder, a layer does not compute gradients for its parameters.
 
     Args:
-        wanted: as for `Recorder`.
+        wanted: as in `Recorder`.
         changes: a function for each edited activation, keyed by full name. The function applies
             the chain rule to the edit: it turns the gradient for the edited array into the gradient
             for the original array.
@@ -228,7 +228,7 @@ def unpadded_heads(whole: Array, cu: Array) -> Array:
 
 
 def _alike(cu: Array) -> bool:
-    """Return whether all texts have the same length and need no padding."""
+    """Return whether all texts have the same length and so do not need padding."""
     lengths = np.diff(cu)
     return len(lengths) > 0 and lengths.min() == lengths.max() > 0
 

@@ -49,19 +49,20 @@ class Trace:
         offsets: for each text, the span of characters of each token; (0, 0) for special tokens.
         special: for each text, whether each token is special ([CLS], [SEP] and similar tokens).
         texts: the texts as they were given.
-        settings: the options of each layer's attention, as `qkv.attention` takes them.
+        settings: the options of each layer's attention, in the form that `qkv.attention` accepts.
         single: whether the input was one string, so that `tokens` is a single list.
         model: the name of the model.
         changed: the edits of the run: "edit" (names of activations), "ablate" (pairs of layer and
             head) and "hide" (masked words, positions and edges).
         last_is_normed: whether the last array of `hidden_states` is the output of the final norm,
-            as in `transformers`. For models of images, `transformers` returns the array before the
+            as in `transformers`. For image models, `transformers` returns the array before the
             final norm.
         others: a dict of the layers whose queries or keys are not the tokens of this trace. Each
             value describes the layer, for example "cross-attention".
         num_layers: the number of layers of the model; by default the number of kept layers.
         untrained: whether the model's projections of queries and keys are random.
-        query_heads: the number of query heads of each layer; by default, the arrays show it.
+        query_heads: the number of query heads of each layer; by default, it is inferred from the
+            arrays.
 
     >>> trace = Trace({"blocks.0.attn.hook_pattern": np.ones((1, 2, 1, 1))}, tokens=[["hi"]])
     >>> trace.tokens, trace["pattern", 0].shape, trace.pattern(layer=0, head=1)
@@ -150,8 +151,8 @@ class Trace:
         counts = [len(text) for text in tokens]
         if counts != self.lengths.tolist():
             raise ValueError(
-                f"with_tokens: the texts have {self.lengths.tolist()} tokens and {counts} names "
-                "were given: give one name for each token"
+                f"with_tokens: the texts have {self.lengths.tolist()} tokens, but {counts} "
+                "names were given; pass one name for each token"
             )
         other = copy.copy(self)
         other._tokens, other.spelled = [list(text) for text in tokens], None
@@ -339,7 +340,7 @@ class Trace:
         """Stack one activation of all layers in one array, with the layers as the first axis.
 
         Args:
-            name: the name within a layer: "pattern", "z", "resid_post", "mlp.post".
+            name: the name within a layer, such as "pattern", "z" or "mlp.post".
 
         Returns:
             A new array (layers, B, ...).
@@ -357,7 +358,7 @@ class Trace:
         odd = next((n for n, shape in enumerate(shapes) if shape != shapes[0]), None)
         if odd is not None:
             raise value_error(
-                f"{name} is {shapes[0]} in layer 0 and {shapes[odd]} in layer {odd}: read "
+                f"{name} has shape {shapes[0]} in layer 0 and {shapes[odd]} in layer {odd}: read "
                 f"trace[{name!r}, layer] for each layer"
             )
         return np.stack(layers)
@@ -365,8 +366,8 @@ class Trace:
     def attention_inputs(self, layer: int) -> dict[str, Any]:
         """Return the arguments with which `qkv.attention(**inputs)` computes this layer again.
 
-        Edits of queries, keys and values, and masked tokens, count; edits of "attn_scores",
-        "pattern" and "z", ablated heads and the edit "scale" do not.
+        The arguments include edits of queries, keys and values, and masked tokens, but not edits of
+        "attn_scores", "pattern" or "z", ablated heads, or the edit "scale".
         """
         query, key = (
             self[f"rot_{name}", layer] if (f"rot_{name}", layer) in self else self[name, layer]
@@ -415,7 +416,7 @@ class Trace:
 
         Raises:
             ValueError: an array lacks the axis for texts, or does not have the axes of its
-                activation; or the number of layers is below 0.
+                activation; or the number of layers is negative.
         """
         num_layers = about.get("num_layers")
         if num_layers is not None:
@@ -497,7 +498,7 @@ class Seq2SeqTrace:
         cross: the activations of cross-attention, keyed by the decoder's names.
         settings: the options of each layer's cross-attention.
 
-    `qkv.head_view(trace)` shows three attentions: the encoder's, the decoder's, and the
+    `qkv.head_view(trace)` shows three kinds of attention: the encoder's, the decoder's, and
     cross-attention. `qkv.show(trace.decoder)` shows only the decoder's text.
     """
 
@@ -672,7 +673,7 @@ def of_all(trace: Any, *names: str) -> tuple[Array, ...]:
 
 
 def inputs_of(parts: Iterable[Array], query_lengths: Array, key_lengths: Array) -> dict[str, Any]:
-    """Return arguments of `qkv.attention`.
+    """Return the arguments of `qkv.attention` for one layer.
 
     Args:
         parts: the queries, keys and values, `(B, T, H, d)` each.

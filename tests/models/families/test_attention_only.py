@@ -84,7 +84,7 @@ def test_greedy_generation_matches_logits_of_the_whole_text(tmp_path: Path) -> N
 
 def test_an_mlp_and_its_norm_belong_together() -> None:
     attn = MultiHeadAttention(4, seed=0)
-    with pytest.raises(ValueError, match="mlp and norm2 belong together"):
+    with pytest.raises(ValueError, match="an mlp needs norm2"):
         Block(attn, LayerNorm(4), None, LayerNorm(4), post_norm=False)
-    with pytest.raises(ValueError, match="with post_norm, the block has norm1 and norm2"):
+    with pytest.raises(ValueError, match="a block with post_norm has only norm1 and norm2"):
         Block(attn, LayerNorm(4), None, None, post_norm=True)

@@ -193,7 +193,7 @@ def test_refused(name: str, values: dict[str, Any], message: str) -> None:
         ("llama", {"pretraining_tp": 2}, "pretraining_tp is 2"),
         ("llama", {"rope_interleaved": True}, "rope_interleaved is True"),
         ("qwen2", {"use_mrope": True}, "use_mrope is True"),
-        ("mistral", {"layer_types": SLIDING}, "all layers of a Mistral are of the same type"),
+        ("mistral", {"layer_types": SLIDING}, "all layers of a Mistral model have the same type"),
         ("mistral", {"sliding_window": 0}, "sliding_window is 0"),
         ("qwen2", {"layer_types": SLIDING}, "the window is missing"),
         ("qwen3", {"layer_types": SLIDING[:2]}, "a list of 3"),

@@ -81,7 +81,8 @@ def test_logits_equal_the_formula(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(found([IDS]).logits[0], expected, rtol=0, atol=1e-11)
     found.save(tmp_path / "model")
     again = qkv.load(tmp_path / "model")
-    np.testing.assert_array_equal(again([IDS]).logits, found([IDS]).logits)
+    # not equal to the bit: BLAS may add in another order if an array is aligned otherwise
+    np.testing.assert_allclose(again([IDS]).logits, found([IDS]).logits, rtol=0, atol=1e-11)
     single = model(switches, np.float32)([IDS]).logits[0]
     bound = 2e-5 * np.abs(expected).max()
     np.testing.assert_allclose(single, expected, rtol=0, atol=bound)
@@ -113,13 +114,17 @@ def test_tokens_of_another_vocabulary_have_no_words() -> None:
     other = model({"output_vocab_size": 7})
     assert other.kind == "predictor"
     assert other.unembed(np.ones((2, 12))).shape == (2, 7)
-    with pytest.raises(ValueError, match=r"^generate: .* predicts 7 tokens of another vocabulary"):
+    with pytest.raises(
+        ValueError, match=r"^generate: .* reads one vocabulary and predicts 7 tokens of another"
+    ):
         other.generate(IDS)
-    with pytest.raises(ValueError, match=r"^predict: .* another vocabulary .* use the logits"):
+    with pytest.raises(
+        ValueError, match=r"^predict: .* predicts another, which has no words: use the logits"
+    ):
         other.predict(np.array(IDS))
 
 
 @pytest.mark.parametrize("key", ["norms", "causal", "mlp", "biases"])
 def test_a_switch_is_true_or_false(key: str) -> None:
-    with pytest.raises(ModelError, match=f"{key} is 1: it must be true or false"):
+    with pytest.raises(ModelError, match=f"{key} is 1; it must be true or false"):
         fresh_model(SIZES | {key: 1})

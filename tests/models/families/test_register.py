@@ -127,7 +127,7 @@ def test_an_unknown_family_is_refused_with_the_way_out(tmp_path: Path) -> None:
 def test_a_design_function_that_returns_no_design_is_named(tmp_path: Path) -> None:
     write(tmp_path, model_type="tests-wrong")
     qkv.models.register("tests-wrong", lambda config: None, NAMES)  # type: ignore[arg-type]  # it returns no Design
-    with pytest.raises(TypeError, match=r"'tests-wrong'.* returned None: return a qkv"):
+    with pytest.raises(TypeError, match=r"'tests-wrong'.* returned None; it must return a qkv"):
         qkv.load(tmp_path)
 
 
@@ -148,10 +148,10 @@ def test_a_missing_name_is_named(tmp_path: Path) -> None:
         (("gpt2", design, NAMES), ValueError, "model_type 'gpt2' is already registered: choose"),
         (("tests-plain", design, NAMES), ValueError, "'tests-plain' is already registered"),
         (("", design, NAMES), ValueError, "model_type '' is empty"),
-        ((3, design, NAMES), TypeError, "model_type is 3: give a string"),
-        (("tests-wrong", "gpt2", NAMES), TypeError, "design is 'gpt2': give a function"),
-        (("tests-wrong", design, ["embed"]), TypeError, r"names is \['embed'\]: give a dict"),
-        (("tests-wrong", design, {"embed": 3}), TypeError, "names is .*: give a dict"),
+        ((3, design, NAMES), TypeError, "model_type is 3; pass a string"),
+        (("tests-wrong", "gpt2", NAMES), TypeError, "design is 'gpt2'; pass a function"),
+        (("tests-wrong", design, ["embed"]), TypeError, r"names is \['embed'\]; pass a dict"),
+        (("tests-wrong", design, {"embed": 3}), TypeError, "names is .*; pass a dict"),
     ],
 )
 def test_a_bad_registration_is_refused(arguments: Any, error: type[Exception], said: str) -> None:

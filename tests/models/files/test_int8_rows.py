@@ -193,18 +193,18 @@ def test_a_model_is_saved_in_another_type_of_floats(folder, tmp_path, dtype):
         np.testing.assert_array_equal(again.parameters[name], array.astype(kind).astype(np.float64))
 
 
-ROWS = "int8 with float16 scales stores finite numbers up to 8.31901e+06"
-HALVES = "float16 stores finite numbers up to 65504"
+ROWS = "int8 with float16 scales stores finite numbers only up to 8.31901e+06"
+HALVES = "float16 stores finite numbers only up to 65504"
 
 
 @pytest.mark.parametrize(
     ("part", "number", "dtype", "said"),
     [
-        ("weight", 1e7, "int8", f"up to 1e+07, and {ROWS}"),
-        ("weight", np.nan, "int8", f"up to nan, and {ROWS}"),
-        ("weight", -np.inf, "int8", f"up to inf, and {ROWS}"),
-        ("weight", -7e4, "float16", f"up to 70000, and {HALVES}"),
-        ("bias", 7e4, "int8", f"up to 70000, and {HALVES}"),
+        ("weight", 1e7, "int8", f"up to 1e+07, but {ROWS}"),
+        ("weight", np.nan, "int8", f"up to nan, but {ROWS}"),
+        ("weight", -np.inf, "int8", f"up to inf, but {ROWS}"),
+        ("weight", -7e4, "float16", f"up to 70000, but {HALVES}"),
+        ("bias", 7e4, "int8", f"up to 70000, but {HALVES}"),
     ],
 )
 def test_numbers_outside_the_dtypes_range_are_refused(folder, tmp_path, part, number, dtype, said):
@@ -227,6 +227,6 @@ def test_numbers_outside_the_dtypes_range_are_refused(folder, tmp_path, part, nu
 @pytest.mark.parametrize("dtype", ["nonsense", "int16", np.uint8, 3])
 def test_saving_in_an_unsupported_dtype_is_refused(folder, tmp_path, dtype):
     model = load(folder.write())
-    with pytest.raises(ValueError, match=r"^save: dtype is .*: give int8, float16, .* omit dtype"):
+    with pytest.raises(ValueError, match=r"^save: dtype is .*; pass int8, float16, .* omit dtype"):
         model.save(tmp_path / "copy", dtype=dtype)
     assert not (tmp_path / "copy").exists()

@@ -137,16 +137,19 @@ def test_a_text_route_takes_precedence_over_the_default():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"types": 3}, "it must have `structure`"),
-        ({"structure": {"": ["a"]}}, "it must have `structure`"),
-        ({"structure": {"query": []}}, "it must have `structure`"),
+        ({"types": 3}, "must have `structure`, the modules of each route"),
+        ({"structure": {"": ["a"]}}, "must have `structure`, the modules of each route"),
+        ({"structure": {"query": []}}, "must have `structure`, the modules of each route"),
         (
             {"types": {"a": f"{ANY}LSTM", "b": f"{ANY}Pooling"}},
             "does not support the module .*LSTM",
         ),
-        ({"types": {"a": f"{ANY}Router", "b": f"{ANY}Pooling"}}, "a router in a router"),
+        ({"types": {"a": f"{ANY}Router", "b": f"{ANY}Pooling"}}, "a router inside a router"),
         ({"types": {"a": f"{ANY}Pooling", "b": f"{ANY}Pooling"}}, "its modules are Pooling"),
-        ({"types": {"../a": f"{ANY}Pooling"}, "structure": {"q": ["../a"]}}, "leads out of"),
+        (
+            {"types": {"../a": f"{ANY}Pooling"}, "structure": {"q": ["../a"]}},
+            "is outside the model's folder",
+        ),
         ({"parameters": {"default_route": 3}}, "3 is not a route"),
         ({"parameters": {"route_mappings": {"(1, 2, 3)": "query"}}}, "route_mappings has"),
         ({"parameters": {"route_mappings": {"f(x)": "query"}}}, "route_mappings has"),
@@ -162,7 +165,7 @@ def test_a_router_that_is_broken(folder, change, words):
 def test_two_routers(folder):
     routed(folder)
     listed(folder, ("Router", ""), ("Router", "1"))
-    with pytest.raises(ModelError, match="it has 2 routers: qkv supports one"):
+    with pytest.raises(ModelError, match="has 2 routers, but qkv supports only one"):
         load(folder.path)
 
 
@@ -180,6 +183,6 @@ def test_a_tokenizer_that_truncates_on_the_left_is_refused(folder):
     rules = json.loads(tokenizer_json())
     cut = {"direction": "Left", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
     folder.json("tokenizer.json", rules | {"truncation": cut})
-    error = "it truncates texts on the left: qkv truncates on the right"
+    error = "the tokenizer truncates texts on the left, but qkv truncates on the right"
     with pytest.raises(ModelError, match=error):
         load(folder.path)

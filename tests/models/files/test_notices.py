@@ -57,8 +57,8 @@ def test_unreadable_files_are_replaced_by_the_reason(folder, tmp_path):
         found["README.md"]
         == "(qkv cannot show this file: it is a link to a file outside the folder.)"
     )
-    assert found["LICENSE"] == "(qkv cannot show this file: it is not an ordinary file.)"
-    assert found["NOTICE"].startswith("(qkv cannot show this file: it is 1048577 bytes long:")
+    assert found["LICENSE"] == "(qkv cannot show this file: it is not a regular file.)"
+    assert found["NOTICE"].startswith("(qkv cannot show this file: it is 1048577 bytes long,")
     assert found["NOTICE.md"] == "(qkv cannot show this file: the file is missing.)"
 
 

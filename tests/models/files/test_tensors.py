@@ -146,7 +146,7 @@ def test_dtype_overrides_the_stored_float_type(folder):
 
 @pytest.mark.parametrize("dtype", ["float16", "int64", "nonsense", np.int16])
 def test_an_unsupported_compute_dtype_is_refused(small, dtype):
-    with pytest.raises(ValueError, match=r"dtype is .*: give float32, float64, bfloat16 or int8"):
+    with pytest.raises(ValueError, match=r"dtype is .*; pass float32, float64, bfloat16 or int8"):
         load(small, dtype=dtype)
 
 

@@ -443,7 +443,7 @@ def test_hide_accepts_positions_that_are_generated_later(tmp_path):
     ids = [*decoders.ids_of("abc"), *found.ids]
     logits = model([ids], hide=hide, ablate=[(0, 1)]).logits[0]
     assert logits.argmax(-1)[length - 1 : -1].tolist() == found.ids
-    said = rf"^generate: `hide` has position {length + 6} but no text"
+    said = rf"^generate: `hide` has position {length + 6}, but no text"
     with pytest.raises(ValueError, match=said):
         model.generate("abc", max_new_tokens=6, hide=[length + 6])
 
@@ -558,8 +558,8 @@ def test_nothing_is_left_behind_in_the_model(double):
             "`ablate` names head 3, but layer 0 has 3 heads, numbered 0 to 2",
         ),
         ({"ablate": [(0, -4)]}, ValueError, "`ablate` names head -4"),
-        ({"ablate": (0, 1)}, TypeError, r"`ablate` has 0: write \(layer, head\) pairs"),
-        ({"ablate": 3}, TypeError, "`ablate` has 3: write"),
+        ({"ablate": (0, 1)}, TypeError, r"`ablate` has 0; pass \(layer, head\) pairs"),
+        ({"ablate": 3}, TypeError, "`ablate` has 3; pass"),
         ({"ablate": [(0, 1, 2)]}, TypeError, r"`ablate` has \(0, 1, 2\)"),
         ({"ablate": [(0, True)]}, TypeError, r"`ablate` has \(0, True\)"),
         ({"ablate": [(0, 1.0)]}, TypeError, r"`ablate` has \(0, 1.0\)"),
@@ -572,11 +572,11 @@ def test_nothing_is_left_behind_in_the_model(double):
         ({"hide": ["xyzzy"]}, ValueError, "`hide` has 'xyzzy', which is in no text"),
         ({"hide": "the cat dog"}, ValueError, "`hide` has 'the cat dog'"),
         ({"hide": [""]}, ValueError, "`hide` has '', which is in no text"),
-        ({"hide": [3.0]}, TypeError, r"`hide` has 3\.0: give words, positions as whole numb"),
-        ({"hide": [True]}, TypeError, "`hide` has True: give words"),
-        ({"hide": [(1,)]}, TypeError, r"`hide` has \(1,\): give words"),
-        ({"hide": [(1, "cat")]}, TypeError, r"`hide` has \(1, 'cat'\): give words"),
-        ({"hide": [(1, 2, 0, 0, 0)]}, TypeError, r"`hide` has \(1, 2, 0, 0, 0\): give words"),
+        ({"hide": [3.0]}, TypeError, r"`hide` has 3\.0; pass words, positions as whole numb"),
+        ({"hide": [True]}, TypeError, "`hide` has True; pass words"),
+        ({"hide": [(1,)]}, TypeError, r"`hide` has \(1,\); pass words"),
+        ({"hide": [(1, "cat")]}, TypeError, r"`hide` has \(1, 'cat'\); pass words"),
+        ({"hide": [(1, 2, 0, 0, 0)]}, TypeError, r"`hide` has \(1, 2, 0, 0, 0\); pass words"),
         (
             {"hide": [(1, 2, 2)]},
             ValueError,
@@ -590,46 +590,50 @@ def test_nothing_is_left_behind_in_the_model(double):
         (
             {"hide": [(9, 2)]},
             ValueError,
-            "`hide` has position 9 but no text has more than 9 tokens",
+            "`hide` has position 9, but no text has more than 9 tokens",
         ),
         ({"hide": [(2, -10)]}, ValueError, "`hide` has position -10"),
-        ({"hide": {"cat": 1}}, TypeError, "`hide` has {'cat': 1}: give words"),
+        ({"hide": {"cat": 1}}, TypeError, "`hide` has {'cat': 1}; pass words"),
         (
             {"hide": [9]},
             ValueError,
-            "`hide` has position 9 but no text has more than 9 tokens: give -9 to 8, or a word$",
+            "`hide` has position 9, but no text has more than 9 tokens; pass -9 to 8, or a word$",
         ),
         ({"hide": -10}, ValueError, "`hide` has position -10"),
         (
             {"ablate": {(0, 1): "men"}},
             ValueError,
-            r"`ablate` has 'men' for \(0, 1\): write \"zero\"",
+            r"`ablate` has 'men' for \(0, 1\); pass \"zero\"",
         ),
         (
             {"ablate": {(0, 1): np.ones(12)}},
             ValueError,
-            r"`ablate` has an array \(12,\) for \(0, 1\), but a head's output has the shape \(4,\)",
+            r"`ablate` has an array \(12,\) for \(0, 1\), but a head's output has shape \(4,\)",
         ),
         ({"ablate": {(0, 1): ["a"]}}, TypeError, r"`ablate`\[\(0, 1\)\]|`ablate` has <U1"),
-        ({"edit": [("z", 0)]}, TypeError, r"edit\[0\] is \('z', 0\): give a record, as "),
+        ({"edit": [("z", 0)]}, TypeError, r"edit\[0\] is \('z', 0\); pass a record, such as "),
         (
             {"edit": 3},
             TypeError,
-            "`edit` is 3: give a mapping from an activation to .*, or a list o",
+            "`edit` is 3; pass a mapping from an activation to .*, or a list o",
         ),
-        ({"edit": {3: abs}}, TypeError, "`edit` has 3: give an activation's full name, or a tuple"),
+        ({"edit": {3: abs}}, TypeError, "`edit` has 3; pass an activation's full name, or a tuple"),
         (
             {"edit": {("z", 0): None}},
             TypeError,
-            "`edit` has None for blocks.0.attn.hook_z: give a f",
+            "`edit` has None for blocks.0.attn.hook_z; pass a f",
         ),
         ({"edit": {("z", 0): "0"}}, TypeError, "`edit` has '0' for blocks.0.attn.hook_z"),
         (
             {"edit": {("z", 0): abs, "blocks.0.attn.hook_z": abs}},
             ValueError,
-            "`edit` has two changes for blocks.0.attn.hook_z: give only one",
+            "`edit` has two changes for blocks.0.attn.hook_z; pass only one",
         ),
-        ({"edit": {"logits": abs}}, ValueError, "`edit` has 'logits', the output of the run"),
+        (
+            {"edit": {"logits": abs}},
+            ValueError,
+            "`edit` has 'logits', which is the output of the run",
+        ),
         (
             {"edit": {("z", 0): np.ones((2, 9, 3, 4))}},
             ValueError,
@@ -640,7 +644,7 @@ def test_nothing_is_left_behind_in_the_model(double):
             {"edit": {("z", 0): 0.0}},
             ValueError,
             r"`edit` has 0\.0 for blocks.0.attn.hook_z, "
-            r"whose shape is \(1, 9, 3, 4\) here: give this s",
+            r"whose shape is \(1, 9, 3, 4\) here; pass an array of this s",
         ),
         (
             {"edit": {("z", 0): np.ones((1, 9, 3, 4), bool)}},
@@ -669,14 +673,14 @@ def test_nothing_is_left_behind_in_the_model(double):
         (
             {"hide": (3, 1)},
             TypeError,
-            r"`hide` is \(3, 1\), which may mean positions or one edge: write \[3, 1\] for "
-            r"positions, \[\(3, 1\)\] for the edge",
+            r"`hide` is \(3, 1\), which could mean positions or one edge; pass \[3, 1\] for "
+            r"positions, or \[\(3, 1\)\] for the edge",
         ),
-        ({"hide": (3, 1, 0, 2)}, TypeError, r"`hide` is \(3, 1, 0, 2\), which may mean"),
+        ({"hide": (3, 1, 0, 2)}, TypeError, r"`hide` is \(3, 1, 0, 2\), which could mean"),
         (
             {"hide": ["the", "cat", "sat", "on", "mat", "."]},
             ValueError,
-            "hide masks every word of the text: leave one visible",
+            "hide masks every word of the text: leave at least one visible",
         ),
     ],
 )
@@ -732,7 +736,8 @@ def test_encode_of_no_texts_with_edits_returns_no_vectors(double):
 
 def test_edit_shape_errors_offer_one_row_for_all_texts(double):
     with pytest.raises(
-        ValueError, match=r"here: give this shape, or \(1, 9, 3, 4\) for the same values"
+        ValueError,
+        match=r"here; pass an array of this shape, or \(1, 9, 3, 4\) for the same values",
     ):
         double.trace(TEXTS, edit={("z", 0): np.ones((2, 9, 3, 4))})
 
@@ -746,10 +751,15 @@ def test_the_last_of_two_ablations_of_a_head_wins(double):
     assert (double.trace(TEXT, ablate=dict(reversed(values.items())))["z", 1] == 2).all()
 
 
-@pytest.mark.parametrize("name", [("zz", 0), ("z", 2), "hook_zz", ("z", 0, "mlp"), ("lse", 0)])
+@pytest.mark.parametrize("name", [("zz", 0), ("z", 2), "hook_zz", ("z", 0, "mlp")])
 def test_editing_an_unknown_activation_is_refused(double, name):
     with pytest.raises(KeyError, match=r"trace: `edit` has .*, and there is no "):
         double.trace(TEXT, edit={name: abs})
+
+
+def test_editing_an_activation_that_a_run_only_records_is_refused(double):
+    with pytest.raises(ValueError, match=r"trace: `edit` has .*, which a run only records"):
+        double.trace(TEXT, edit={("lse", 0): abs})
 
 
 def test_the_error_for_an_unknown_layer_gives_the_number_of_layers(double):

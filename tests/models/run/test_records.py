@@ -112,10 +112,10 @@ def test_every_editable_activation_has_a_record(model: Model) -> None:
             part = model.trace(TEXT, names=[name], edit=[one])[name]
             np.testing.assert_array_equal(part[0, 3], trace[name][0, 3])
     for record, says in (
-        ({"at": "embed", "layer": 0}, "at 'embed': give an activation of the layer, or one outs"),
-        ({"at": "z"}, "at 'z': give the layer too, or one outside the layers, as 'embed'"),
-        ({"at": "top_weights", "layer": 0}, "at 'top_weights': give an activation of the layer"),
-        ({"at": 7}, "at 7: give the layer too"),
+        ({"at": "embed", "layer": 0}, "at 'embed'; pass an activation of the layer, or one outs"),
+        ({"at": "z"}, "at 'z'; pass the layer too, or one outside the layers, such as 'embed'"),
+        ({"at": "top_weights", "layer": 0}, "at 'top_weights'; pass an activation of the layer"),
+        ({"at": 7}, "at 7; pass the layer too"),
     ):
         with pytest.raises(ValueError, match=says):
             model.trace(TEXT, edit=[{"op": "set", **record, "value": [0.0]}])
@@ -195,7 +195,7 @@ def test_a_trace_says_what_its_records_changed(model: Model, tmp_path: Path) -> 
     }
     trace.save(tmp_path / "trace.npz")
     assert qkv.Trace.load(tmp_path / "trace.npz").changed == trace.changed
-    said = "layer 1, head 2, token 2 and token 1 from token 4 and what follows each token hidden"
+    said = "layer 1, head 2, token 2 and token 1 from token 4 and later tokens hidden"
     assert said in run_name(trace.changed)
 
 
@@ -267,7 +267,7 @@ def test_a_record_counts_heads_of_its_activation_in_grouped_attention(tmp_path: 
         record = {"op": "patch", "at": at, "layer": 0, "head": count - 1, "from": "the dog sat"}
         found = model.trace("the cat sat", edit=[record])[at, 0][0]
         np.testing.assert_allclose(found[:, -1], other[at, 0][0, :, -1], atol=1e-12)
-        with pytest.raises(ValueError, match=rf"has head {count}: give 0 to {count - 1}, because"):
+        with pytest.raises(ValueError, match=rf"has head {count}; pass 0 to {count - 1}, because"):
             model.trace("the cat sat", edit=[record | {"head": count}])
 
 
@@ -277,7 +277,7 @@ def test_a_patch_from_a_text_is_refused_without_a_tokenizer(model: Model) -> Non
     bare.tokenizer = None
     patch = {"op": "patch", "at": "z", "layer": 0, "from": OTHER}
     with pytest.raises(
-        ValueError, match=r'^trace: .* has from .*: give an array in a "set" record, b'
+        ValueError, match=r'^trace: .* has from .*; pass an array in a "set" record, b'
     ):
         bare.trace(model.tokenize(TEXT).ids, edit=[patch])
 
@@ -306,43 +306,43 @@ def test_a_gradient_is_that_of_the_swapped_text(model: Model) -> None:
     [
         (
             {"op": "hide", "token": 8},
-            r"\(hide\) has token 8: give 0 to 7, because the text has 8 tokens",
+            r"\(hide\) has token 8; pass 0 to 7, because the text has 8 tokens",
         ),
-        ({"op": "hide", "token": -1}, r"\(hide\) has token -1: give 0 to 7"),
-        ({"op": "hide", "token": "cat"}, r"\(hide\) has token 'cat': give 0 to 7"),
-        ({"op": "hide", "token": True}, r"\(hide\) has token True: give 0 to 7"),
-        ({"op": "mask", "query": 1, "key": 9}, r"\(mask\) has key 9: give 0 to 7"),
+        ({"op": "hide", "token": -1}, r"\(hide\) has token -1; pass 0 to 7"),
+        ({"op": "hide", "token": "cat"}, r"\(hide\) has token 'cat'; pass 0 to 7"),
+        ({"op": "hide", "token": True}, r"\(hide\) has token True; pass 0 to 7"),
+        ({"op": "mask", "query": 1, "key": 9}, r"\(mask\) has key 9; pass 0 to 7"),
         (
             {"op": "ablate", "layer": 2},
-            r"\(ablate\) has layer 2: give 0 to 1, because the model has 2 layers",
+            r"\(ablate\) has layer 2; pass 0 to 1, because the model has 2 layers",
         ),
-        ({"op": "ablate", "layer": -1}, r"\(ablate\) has layer -1: give 0 to 1"),
+        ({"op": "ablate", "layer": -1}, r"\(ablate\) has layer -1; pass 0 to 1"),
         (
             {"op": "ablate", "layer": 0, "head": 3},
-            r"\(ablate\) has head 3: give 0 to 2, because a layer has 3 heads",
+            r"\(ablate\) has head 3; pass 0 to 2, because a layer has 3 heads",
         ),
         (
             {"op": "ablate", "layer": 0, "head": 1, "with": [1.0] * 3},
-            r"\(ablate\) has an array \(3,\) for \(0, 1\), but a head's output has the shape "
+            r"\(ablate\) has an array \(3,\) for \(0, 1\), but a head's output has shape "
             r"\(4,\)",
         ),
-        ({"op": "scale", "value": float("nan")}, r"\(scale\) has value nan: give a finite number"),
+        ({"op": "scale", "value": float("nan")}, r"\(scale\) has value nan; pass a finite number"),
         *(
             (
                 {"op": "scale", "value": value},
-                r"\(scale\) has value \d+(\.\.\.)?: give a .* fits in 64",
+                r"\(scale\) has value \d+(\.\.\.)?; pass a .* fits in 64",
             )
             for value in (10**400, 2**70)
         ),
-        ({"op": "scale", "value": [1]}, r"\(scale\) has value \[1\]: give a finite number"),
+        ({"op": "scale", "value": [1]}, r"\(scale\) has value \[1\]; pass a finite number"),
         (
             RECORDS["row"] | {"weights": [1]},
-            r"\(row\) has weights \[1\]: give 8 finite numbers, one",
+            r"\(row\) has weights \[1\]; pass 8 finite numbers, one",
         ),
-        (RECORDS["row"] | {"weights": np.ones(9)}, r"\(row\) has weights an array \(9,\): give 8"),
+        (RECORDS["row"] | {"weights": np.ones(9)}, r"\(row\) has weights an array \(9,\); pass 8"),
         (
             {"op": "add", "at": "attn_out", "layer": 0, "vector": [1.0] * 11},
-            r"\(add\) has vector \[1.*: give 12 finite numbers, the size of a vector",
+            r"\(add\) has vector \[1.*; pass 12 finite numbers, the size of a vector",
         ),
         (
             {"op": "add", "at": "z", "layer": 0, "vector": [1.0] * 12},
@@ -350,35 +350,35 @@ def test_a_gradient_is_that_of_the_swapped_text(model: Model) -> None:
         ),
         (
             {"op": "patch", "at": "z", "layer": 0, "from": "a dog ran"},
-            r"\(patch\) has from 'a dog ran': give a text of 8 tokens, because text 0 has 8 "
+            r"\(patch\) has from 'a dog ran'; pass a text of 8 tokens, because text 0 has 8 "
             "tokens; the given text has 5",
         ),
         (
             {"op": "patch", "at": "z", "layer": 0, "from": ["a dog ran"]},
-            r"\(patch\) has from \['a dog ran'\]: give a text with at least one word",
+            r"\(patch\) has from \['a dog ran'\]; pass a text with at least one word",
         ),
         (
             {"op": "patch", "at": "z", "layer": 0, "from": " "},
-            r"\(patch\) has from ' ': give a text",
+            r"\(patch\) has from ' '; pass a text",
         ),
         (
             {"op": "patch", "at": "mlp_out", "layer": 0, "head": 1, "from": OTHER},
-            r"\(patch\) has a head, but mlp_out belongs to no head: omit the head",
+            r"\(patch\) has a head, but mlp_out does not belong to a head: omit the head",
         ),
         (
             {"op": "set", "at": "z", "layer": 0, "head": 1, "value": [[1.0] * 4] * 7},
-            r"\(set\) has value \[\[1.*: give finite numbers \(8, 4\), because text 0 has 8 tokens",
+            r"\(set\) has value \[\[1.*; pass finite numbers \(8, 4\), because text 0 has 8 tokens",
         ),
         (
             {"op": "set", "at": "pattern", "layer": 0, "value": [[1.0]]},
-            r"\(set\) has value \[\[1.0\]\]: give finite numbers \(3, 8, 8\), because text 0 has 8",
+            r"\(set\) has value \[\[1.0\]\]; pass finite numbers \(3, 8, 8\), because text 0 has 8",
         ),
         (
             {"op": "set", "at": "z", "layer": 0, "token": 0, "head": 0, "value": [np.inf] * 4},
-            r"\(set\) has value \[inf.*: give finite numbers \(4,\), because",
+            r"\(set\) has value \[inf.*; pass finite numbers \(4,\), because",
         ),
-        ({"op": "swap", "token": 2, "with": "dig"}, r"\(swap\) has with 'dig': give one entry of"),
-        ({"op": "swap", "token": 8, "with": "dog"}, r"\(swap\) has token 8: give 0 to 7"),
+        ({"op": "swap", "token": 2, "with": "dig"}, r"\(swap\) has with 'dig'; pass one entry of"),
+        ({"op": "swap", "token": 8, "with": "dog"}, r"\(swap\) has token 8; pass 0 to 7"),
     ],
     ids=lambda value: str(value)[:50],
 )
@@ -389,10 +389,10 @@ def test_what_does_not_fit_is_said(model: Model, record: Any, said: str) -> None
 
 
 def test_a_text_that_is_too_short_is_named(model: Model) -> None:
-    with pytest.raises(ValueError, match=r"has token 6: give 0 to 4, because text 1 has 5 tokens$"):
+    with pytest.raises(ValueError, match=r"has token 6; pass 0 to 4, because text 1 has 5 tokens$"):
         model.trace([TEXT, "a dog ran"], edit=[{"op": "hide", "token": 6}])
     records = [{"op": "hide", "token": 6}]
     stream = model.trace_stream([TEXT, "a dog ran"], edit=records, batch_size=1)
     next(stream)
-    with pytest.raises(ValueError, match=r"has token 6: give 0 to 4, because text 1 has 5 tokens$"):
+    with pytest.raises(ValueError, match=r"has token 6; pass 0 to 4, because text 1 has 5 tokens$"):
         next(stream)

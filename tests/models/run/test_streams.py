@@ -145,7 +145,7 @@ def test_a_stream_warns_once_of_all_that_was_cut(small):
 @pytest.mark.parametrize(
     ("texts", "options", "error", "words"),
     [
-        ("the cat", {}, TypeError, "`texts` is one text: give a list of texts, or call trace"),
+        ("the cat", {}, TypeError, "`texts` is one text; pass a list of texts, or call trace"),
         ([2, 4, 3], {}, TypeError, "`texts` is one text"),
         (np.array([2, 4]), {}, TypeError, "`texts` is one text"),
         ({"a": "b"}, {}, TypeError, "`texts` is dict"),

@@ -70,7 +70,7 @@ def test_one_tensor_of_several_texts(model):
 
 
 def test_trace_stream_refuses_a_tensor_of_one_text(model):
-    with pytest.raises(TypeError, match="`texts` is one text: give a list of texts"):
+    with pytest.raises(TypeError, match="`texts` is one text; pass a list of texts"):
         model.trace_stream(Tensor(IDS), batch_size=1)
 
 

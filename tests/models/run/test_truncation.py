@@ -259,5 +259,5 @@ def test_a_prompt_that_is_far_too_long_is_not_read(monkeypatch, tmp_path):
     monkeypatch.setattr("qkv.models.tasks.generate.MAX_CHARS", 1000)
     model = qkv.load(write_small(tmp_path / "model", CONFIGS["llama"]))
     monkeypatch.setattr(model.tokenizer, "tokenize_batch", lambda texts: pytest.fail("it was"))
-    with pytest.raises(ValueError, match="prompt 1 has 8,000 characters: give at most 1,000"):
+    with pytest.raises(ValueError, match="prompt 1 has 8,000 characters; pass at most 1,000"):
         model.generate(["the cat", "the cat " * 1000])

@@ -167,7 +167,7 @@ def test_the_tokenizer_gets_texts_with_the_white_space_around_them(folder, monke
 
 
 def test_white_space_around_a_text_has_tokens_and_counts():
-    """The decoder has the tokens " h", "i", " " and a line feed, and adds no special tokens."""
+    """The decoder has the tokens " h", "i", " " and a line feed; it adds no special tokens."""
     model = load("books-decoder")
     h, i, blank, line = (model.tokenizer.vocabulary[token] for token in ("Ġh", "i", "Ġ", "Ċ"))
     expected = [
@@ -269,8 +269,11 @@ def test_two_dense_layers_and_what_is_saved(folder, tmp_path):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"in_features": 11}, r"linear.weight is F32 \(5, 12\) and must be floats \(5, 11\)"),
-        ({"bias": True}, "linear.bias is nothing"),
+        (
+            {"in_features": 11},
+            r"linear.weight is F32 \(5, 12\), but config.json requires floats of shape \(5, 11\)",
+        ),
+        ({"bias": True}, "linear.bias is missing"),
         ({"activation_function": "my.Own"}, "my.Own"),
         ({"module_input_name": "token_embeddings"}, "token_embeddings"),
         ({"out_features": -1}, "out_features is -1"),

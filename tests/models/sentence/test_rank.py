@@ -76,7 +76,7 @@ def test_pairs(ranks):
     assert model.predict([]).shape == (0,)
     with pytest.raises(ValueError, match="predict: unknown prompt 'x'"):
         model.predict(pairs, prompt_name="x")
-    with pytest.raises(ValueError, match="query is empty: give a query"):
+    with pytest.raises(ValueError, match="query is empty; pass a query"):
         model.predict([("", " ")])
 
 
@@ -106,7 +106,7 @@ def test_rank_truncates_the_longer_text_of_a_pair(ranks):
     scores = {one["corpus_id"]: one["score"] for one in found}
     assert scores[0] == pytest.approx(expected, abs=1e-5)
     model.max_seq_length = 4
-    with pytest.raises(ValueError, match=r"max_seq_length is 4, .* 3 special tokens .* give 5"):
+    with pytest.raises(ValueError, match=r"max_seq_length is 4, .* 3 special tokens; pass 5"):
         model.rank(QUERY, ["a"])
 
 

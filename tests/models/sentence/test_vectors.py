@@ -128,8 +128,8 @@ def test_similarity(how):
 @pytest.mark.parametrize(
     ("a", "b", "error", "words"),
     [
-        (A, B[:, :1], ValueError, r"a is \(2, 2\) and b is \(3, 1\)"),
-        (A[None], B, ValueError, r"a is \(1, 2, 2\)"),
+        (A, B[:, :1], ValueError, r"a has shape \(2, 2\) and b has shape \(3, 1\)"),
+        (A[None], B, ValueError, r"a has shape \(1, 2, 2\)"),
         (A > 0, B, TypeError, "a is bool"),
         (A, [["x", "y"]], TypeError, "b is"),
     ],

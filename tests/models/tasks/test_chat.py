@@ -207,19 +207,19 @@ def test_a_call_with_edits_leaves_the_cache(random: qkv.Model, steps: list[int])
 
 
 def test_refused(random: qkv.Model, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^chat: the model's files have no chat template: give"):
+    with pytest.raises(ValueError, match=r"^chat: the model's files have no chat template; pass"):
         qkv.load(tmp_path / "random").chat(ASKED)
     with pytest.raises(ValueError, match=r"^chat: random has no head and does not predict the n"):
         qkv.load("random").chat(ASKED)
     with pytest.raises(ValueError, match=r"^chat: .* has no tokenizer.json"):
         gpt2(tmp_path / "bare", seed=1, tokenizer=False).chat(ASKED)
-    with pytest.raises(TypeError, match=r"^chat: messages is str: give a list of dicts"):
+    with pytest.raises(TypeError, match=r"^chat: messages is str; pass a list of dicts"):
         random.chat("Hi")
     with pytest.raises(TypeError, match=r"^chat: unknown argument num_beams"):
         random.chat(ASKED, num_beams=3)
     with pytest.raises(ValueError, match=r"^chat: temperature is -1\.0: it must be finite"):
         random.chat(ASKED, temperature=-1.0)
-    with pytest.raises(ValueError, match=r"^chat: the prompt is empty: give at least one token"):
+    with pytest.raises(ValueError, match=r"^chat: the prompt is empty; pass at least one token"):
         with_template(random, "").chat(ASKED)
     with pytest.raises(ValueError, match=f"^chat: .*takes at most {POSITIONS} tokens.* no room"):
         with_template(random, TEMPLATE).chat([{"role": "user", "content": "x" * 100}])

@@ -341,7 +341,7 @@ def test_a_seed_gives_the_same_again(random: qkv.Model) -> None:
 @pytest.mark.parametrize("name", ["seed", "top_k", "top_p"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_options_of_drawing_need_a_temperature(name: str, stream: bool, random: qkv.Model) -> None:
-    said = rf"generate: {name} is 1 and temperature is 0, .*give a temperature above 0, .* {name}$"
+    said = rf"generate: {name} is 1 and temperature is 0, .*pass a temperature above 0, .* {name}$"
     with pytest.raises(ValueError, match=said):
         random.generate("the", stream=stream, **{name: 1})
     random.generate("the", max_new_tokens=1, temperature=0.5, **{name: 1})
@@ -381,9 +381,9 @@ def test_each_token_can_be_traced(random: qkv.Model) -> None:
             expected = again["pattern", layer][0, :, -1]
             np.testing.assert_allclose(looked[layer], expected, atol=1e-6)
     np.testing.assert_array_equal(result.looked_at(-1)[1], result.looked_at(5)[1])
-    with pytest.raises(IndexError, match="only 6 tokens are new"):
+    with pytest.raises(IndexError, match="only 6 tokens were generated"):
         result.looked_at(6)
-    with pytest.raises(TypeError, match=r"^looked_at: `token` is 'x': give the number of a token$"):
+    with pytest.raises(TypeError, match=r"^looked_at: `token` is 'x'; pass the number of a token$"):
         result.looked_at("x")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="trace=True"):
         plain.looked_at(0)
@@ -438,8 +438,8 @@ def test_several_traces(random: qkv.Model) -> None:
         ({"stream": True, "trace": True}, ValueError, "stream and trace"),
         ({"prompt": ""}, ValueError, "is empty"),
         ({"prompt": ["a", ""]}, ValueError, "prompt 1 is empty"),
-        ({"prompt": 3}, TypeError, "the prompt is int: give a text, or a list"),
-        ({"prompt": None}, TypeError, "the prompt is NoneType: give a text, or a list"),
+        ({"prompt": 3}, TypeError, "the prompt is int; pass a text, or a list"),
+        ({"prompt": None}, TypeError, "the prompt is NoneType; pass a text, or a list"),
         ({"prompt": ["a", 3]}, TypeError, "text 1 is int"),
         ({"prompt": b"a"}, TypeError, "bytes"),
         ({"prompt": [VOCABULARY]}, ValueError, f"no token {VOCABULARY}"),
@@ -459,7 +459,7 @@ def test_several_traces(random: qkv.Model) -> None:
         (
             {"prompt": "a" * POSITIONS},
             ValueError,
-            f"has {POSITIONS} tokens .* no room is left for a new token",
+            f"has {POSITIONS} tokens.* no room is left for a new token",
         ),
         (
             {"prompt": "a" * POSITIONS, "max_new_tokens": 1},

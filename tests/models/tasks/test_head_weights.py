@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.models import load
+from qkv.models import Factored, load
 
 from ..small_models import CONFIGS, write_small
 
@@ -130,10 +130,87 @@ def test_half_precision_is_read_as_float32(tmp_path):
     [
         (2, ValueError, "no layer 2: the model has 2 layers, numbered 0 to 1"),
         (-3, ValueError, "no layer -3: the model has 2"),
-        ("0", TypeError, "layer is '0': give a whole number"),
+        ("0", TypeError, "layer is '0'; pass a whole number"),
         (True, TypeError, "layer is True"),
     ],
 )
 def test_layers_that_are_not_there(grouped, layer, error, words):
     with pytest.raises(error, match=f"head_weights: .*{words}"):
         grouped.head_weights(layer)
+
+
+MADE = np.random.default_rng(3)
+FACTORED = Factored(MADE.normal(size=(3, 7, 2)), MADE.normal(size=(3, 2, 5)))
+FULL = FACTORED.left @ FACTORED.right
+
+
+def full(product: object) -> np.ndarray:
+    return product.full() if isinstance(product, Factored) else np.asarray(product)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        1,
+        -1,
+        slice(1, None),
+        [2, 0],
+        np.array([True, False, True]),
+        (0, slice(2, 5)),
+        (0, slice(None), slice(1, 3)),
+        (..., slice(0, 2)),
+        (slice(1, None), ..., [4, 1]),
+        (1, 4),
+        (1, -1, -2),
+        (slice(None), 3),
+        (..., 3),
+        (..., 2, 3),
+        (2, 6, slice(1, 4)),
+    ],
+    ids=str,
+)
+def test_a_factored_matrix_is_indexed_like_the_product(key):
+    np.testing.assert_allclose(full(FACTORED[key]), FULL[key], atol=1e-12)
+
+
+def test_products_keep_the_smaller_inner_size():
+    other = Factored(MADE.normal(size=(5, 4)), MADE.normal(size=(4, 6)))  # one for all heads
+    large = other.left @ other.right
+    for product, expected, size in (
+        (FACTORED @ other, FULL @ large, 2),
+        (other.T @ FACTORED.T, large.T @ FULL.swapaxes(1, 2), 2),
+        (FACTORED @ large, FULL @ large, 2),
+        (FULL.swapaxes(1, 2) @ FACTORED, FULL.swapaxes(1, 2) @ FULL, 2),
+    ):
+        assert isinstance(product, Factored)
+        assert (product.left.shape[-1], product.shape) == (size, expected.shape)
+        np.testing.assert_allclose(product.full(), expected, atol=1e-12)
+    for product, expected in (
+        (FACTORED @ np.arange(5), FULL @ np.arange(5)),
+        (np.arange(7) @ FACTORED, np.arange(7) @ FULL),
+    ):
+        assert isinstance(product, np.ndarray)
+        np.testing.assert_allclose(product, expected, atol=1e-12)
+
+
+def test_the_norm_and_the_singular_values_are_those_of_the_product():
+    np.testing.assert_allclose(FACTORED.norm(), np.linalg.norm(FULL, axis=(1, 2)), atol=1e-12)
+    for factored in (FACTORED, FACTORED.T, FACTORED[1], FACTORED @ np.eye(5)[:, :1]):
+        U, S, Vh = factored.svd()
+        large = full(factored)
+        expected = np.linalg.svd(large, compute_uv=False)
+        np.testing.assert_allclose(S, expected[..., : S.shape[-1]], atol=1e-12)
+        np.testing.assert_allclose(U * S[..., None, :] @ Vh, large, atol=1e-12)
+        eye = np.eye(S.shape[-1])
+        np.testing.assert_allclose(np.swapaxes(U, -1, -2) @ U, eye + 0 * U[..., :1, :1], atol=1e-12)
+    wide = Factored(np.ones((2, 5)), np.ones((5, 3)))  # the inner size is the largest
+    assert [one.shape for one in wide.svd()] == [(2, 2), (2,), (2, 3)]
+
+
+def test_factors_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"Factored: `left` \(3, 2\) and `right` \(4, 3\) cannot"):
+        Factored(np.ones((3, 2)), np.ones((4, 3)))
+    with pytest.raises(ValueError, match=r"eigenvalues: the matrices are \(7, 5\), not square"):
+        _ = FACTORED.eigenvalues
+    with pytest.raises(IndexError, match=r"Factored: 4 indices are given .*; pass at most 3"):
+        FACTORED[0, 0, 0, 0]

@@ -129,9 +129,9 @@ def test_unembed_of_a_decoder_goes_through_the_final_norm(llama: qkv.Model) -> N
 @pytest.mark.parametrize(
     ("resid", "error", "said"),
     [
-        (np.zeros((2, 11)), ValueError, r"resid has shape \(2, 11\) and .* vectors of 12: give"),
+        (np.zeros((2, 11)), ValueError, r"resid has shape \(2, 11\) and .* vectors of 12; pass"),
         (np.float64(3), ValueError, r"resid has shape \(\)"),
-        (np.zeros((2, 12), int), TypeError, "resid is int64: give floats"),
+        (np.zeros((2, 12), int), TypeError, "resid is int64; pass floats"),
     ],
 )
 def test_what_cannot_be_unembedded(model: qkv.Model, resid: Any, error: type, said: str) -> None:
@@ -235,7 +235,9 @@ def test_a_model_without_a_tokenizer_masks_positions_but_not_words(tmp_path: Pat
     model = load(tmp_path / "model", dtype=np.float64)
     assert model([[2, 4, 5, 3]], hide=[1]).logits is not None
     for call in (lambda: model([[2, 4, 3]], hide="cat"), lambda: model.trace([2, 4], hide="cat")):
-        with pytest.raises(ValueError, match=r"`hide` has 'cat' but .* no tokenizer .*hide=\[3\]"):
+        with pytest.raises(
+            ValueError, match=r"`hide` has the word 'cat', but .* no tokenizer .*hide=\[3\]"
+        ):
             call()
     with pytest.raises(
         ValueError, match=r"^predict: model fills in words at mask tokens but has no tokenizer"
@@ -253,7 +255,7 @@ def test_a_model_without_a_tokenizer_masks_positions_but_not_words(tmp_path: Pat
             ValueError,
             "`hide` has 'dog', which is in no text: the words are the, c",
         ),
-        ({"hide": 9}, ValueError, "`hide` has position 9 but no text has more than 9"),
+        ({"hide": 9}, ValueError, "`hide` has position 9, but no text has more than 9"),
     ],
 )
 def test_the_model_and_predict_refuse_invalid_edits(
@@ -354,7 +356,7 @@ def test_an_encoder_truncates_a_long_text_and_a_decoder_refuses_it(
     decoder = decoders.gpt2(tmp_path / "model", seed=3)
     full = "a" * decoders.POSITIONS
     assert len(decoder.predict(full)) == 1
-    with pytest.raises(ValueError, match="has 97 tokens and model takes at most 96 tokens"):
+    with pytest.raises(ValueError, match="has 97 tokens, but model takes at most 96 tokens"):
         decoder.predict(full + "a")
 
 
@@ -370,13 +372,28 @@ def test_an_encoder_truncates_a_long_text_and_a_decoder_refuses_it(
         ("  ", {}, ValueError, "the text is empty"),
         ([], {}, TypeError, "text is list, not a string"),
         (None, {}, TypeError, "text is NoneType, not a string"),
-        (["a [MASK]", "[MASK]"], {}, TypeError, "text is a list of 2: give one text per call"),
-        ([[2, 19, 3], [2, 19, 3]], {}, ValueError, r"2 texts are given: give one, \(T,\) or"),
+        (
+            ["a [MASK]", "[MASK]"],
+            {},
+            TypeError,
+            "text is a list of 2 texts; pass one text per call",
+        ),
+        (
+            [[2, 19, 3], [2, 19, 3]],
+            {},
+            ValueError,
+            r"2 texts are given; pass one text, as ids of shape \(T,\) or",
+        ),
         ([2, 30], {}, ValueError, "there is no token 30"),
         ([2.0, 3.0], {}, TypeError, ""),
         (TEXT, {"top_k": 0}, ValueError, "top_k is 0: it must be 1 or more"),
-        (TEXT, {"top_k": 31}, ValueError, "top_k is 31 and model has 30 words: give 1 to 30"),
-        (TEXT, {"top_k": 2.5}, TypeError, "top_k is 2.5: give a whole number"),
+        (
+            TEXT,
+            {"top_k": 31},
+            ValueError,
+            "top_k is 31, but the vocabulary of model has 30 tokens; pass 1 to 30",
+        ),
+        (TEXT, {"top_k": 2.5}, TypeError, "top_k is 2.5; pass a whole number"),
         (TEXT, {"top_k": True}, TypeError, "top_k is True"),
     ],
 )

@@ -77,11 +77,11 @@ def test_run_layers_does_not_modify_its_input(model):
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"resid": np.ones((2, 5, 12), int)}, TypeError, r"is int64: give floats \(B, T, 12\)"),
-        ({"resid": np.ones((2, 5, 11))}, ValueError, r"\(2, 5, 11\) and .* vectors of 12: give"),
+        ({"resid": np.ones((2, 5, 12), int)}, TypeError, r"is int64; pass floats \(B, T, 12\)"),
+        ({"resid": np.ones((2, 5, 11))}, ValueError, r"\(2, 5, 11\), but .* have size 12; pass"),
         ({"resid": np.ones(12)}, ValueError, r"resid has shape \(12,\)"),
-        ({"first": 3}, ValueError, "`first` is 3 and the model has 2 layers: give 0 to 2"),
-        ({"first": 0.5}, TypeError, "`first` is 0.5: give a whole number"),
+        ({"first": 3}, ValueError, "`first` is 3, but the model has 2 layers; pass 0 to 2"),
+        ({"first": 0.5}, TypeError, "`first` is 0.5; pass a whole number"),
         ({"first": 1, "stop": 0}, ValueError, "`first` is layer 1 and `stop` is 0"),
         ({"stop": -3}, ValueError, "`stop` is -3"),
         (

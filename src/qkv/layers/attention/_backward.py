@@ -34,7 +34,7 @@ def attention_backward(
             grad = project_back(join_heads(z), layer.parameters, "out_proj", grad, gradients)
         z = split_heads(grad, layer.num_heads)
     changed = bool(saved.norms or saved.positions)
-    keep = of_heads(record, inputs.cu) or unkept
+    keep, rows = of_heads(record, inputs.cu) or unkept, of_rows(record, inputs.cu) or unkept
     z = keep("hook_z", z)
     if saved.weighed is not None or base.asks(record, *WEIGHTS):
         heads = _from_weights(z, saved, record or unkept)
@@ -55,7 +55,7 @@ def attention_backward(
         part = summed_to(part, saved.shapes[name])
         norm = {"q": layer.q_norm, "k": layer.k_norm}.get(name)
         if norm is not None:
-            whole = norm.dim != part.shape[-1]  # The norm takes the joined vectors of all heads.
+            whole = norm.dim != part.shape[-1]  # The norm acts on the joined vectors of all heads.
             vectors = join_heads(part) if whole else part
             inner = record and record.under(f"{name}_norm.")
             vectors = base.part_back(
@@ -64,7 +64,8 @@ def attention_backward(
             part = split_heads(vectors, part.shape[-3]) if whole else vectors
         part = keep(f"hook_{name}", part)
         part = part * saved.inside[name] if saved.inside else part
-        return project_back(x, layer.parameters, f"{name}_proj", join_heads(part), gradients)
+        back = project_back(x, layer.parameters, f"{name}_proj", join_heads(part), gradients)
+        return rows(f"hook_{name}_in", back)
 
     query = to_words("q", heads.query, inputs.words)
     others = to_words("k", heads.key, inputs.others) + to_words("v", heads.value, inputs.others)
@@ -103,7 +104,7 @@ def _from_weights(grad: Array, saved: AttentionSaved, record: Keep) -> Attention
 def _relative_grad(
     layer: Parts, heads: AttentionGradient, relative: Relative, saved: AttentionSaved
 ) -> tuple[AttentionGradient, Array, dict[str, Array]]:
-    """Add the gradients through the bias of relative positions to those for queries and keys.
+    """Add the gradients through the relative positions to the gradients for queries and keys.
 
     The function also returns the gradients for the rows of relative positions, and for parameters.
     """

@@ -40,13 +40,15 @@ class MultiHeadAttention(Parts):
         bias: whether the projections have biases, which start at 0.
         out_proj: whether the joined heads (..., T, Hq * dv) are projected to (..., T, D).
         rotary: a `Rotary` (or a dict of its fields) that rotates queries and keys by their
-            positions. Keys have the positions 0 to S - 1, and query 0 has the position `q_offset`.
+            positions. Keys are at positions 0 to S - 1, and query 0 is at position `q_offset`.
         seed: the seed of the weights. Each weight is drawn from a normal distribution with variance
             1 / (number of rows), so that scaled scores of normal vectors have a variance near 1.
         dtype: the type of the parameters.
 
     The result has the type to which NumPy promotes the inputs and the parameters. Integer inputs
-    are converted to the type of the parameters. Half-precision inputs are computed in float32.
+    are converted to the type of the parameters. For half-precision inputs, the layer computes in
+    float32; if the kernel multiplies bfloat16 directly, bfloat16 arrays stay bfloat16 between the
+    layer's operations.
 
     Source:
         Vaswani et al. 2017, section 3.2.2. Ainslie et al. 2023 describe layers with fewer key heads
@@ -87,7 +89,7 @@ class MultiHeadAttention(Parts):
         if (d_query is None or d_value is None) and embed_dim % num_heads:
             raise value_error(
                 f"embed_dim is {embed_dim} and num_heads is {num_heads}: embed_dim "
-                "must be a multiple of num_heads, or give both d_query and d_value"
+                "must be a multiple of num_heads unless d_query and d_value are both given"
             )
         d_query, d_value = (
             whole_number(embed_dim // num_heads if size is None else size, name=name, least=1)
@@ -119,9 +121,9 @@ class MultiHeadAttention(Parts):
         """Make a layer from weights, without copying them; their shapes determine all sizes.
 
         Args:
-            w_q: (D, Hq * d).
-            w_k: (D, Hkv * d), where D is the size of the context vectors.
-            w_v: (D, Hkv * dv), with the same D as `w_k`.
+            w_q: the weight for queries, (D, Hq * d).
+            w_k: the weight for keys, (D, Hkv * d), where D is the size of the context vectors.
+            w_v: the weight for values, (D, Hkv * dv), with the same D as `w_k`.
             w_o: (Hq * dv, D). If `w_o` is None, the result is the heads' outputs side by side.
             num_heads: Hq, the number of query heads.
             layout: "in_out" if all weights have the shapes above, "out_in" if all are transposed.
@@ -153,12 +155,12 @@ class MultiHeadAttention(Parts):
                 "v_proj.weight" (D, Hkv * dv). "out_proj.weight" (Hq * dv, D) and the biases, such
                 as "q_proj.bias", are optional.
             num_heads: Hq, the number of query heads.
-            rotary: as for `MultiHeadAttention`.
-            q_norm: a norm of the queries before their rotation. The norm takes the vectors (..., d)
-                of each head, or the joined vectors (..., Hq * d) of all heads.
+            rotary: as in `MultiHeadAttention`.
+            q_norm: a norm of the queries before their rotation. The norm acts on the vectors (...,
+                d) of each head, or the joined vectors (..., Hq * d) of all heads.
             k_norm: a norm of the keys, like `q_norm`.
-            clip: if given, each number of a query, key or value is limited to `-clip` to `clip`,
-                before norms and rotation.
+            clip: if given, each number of a query, key or value is limited to the range from
+                `-clip` to `clip`, before norms and rotation.
         """
         layer = cls._of(Weights(base.check_parameters(parameters)), num_heads, rotary)
         size = layer.d_query
@@ -208,8 +210,8 @@ class MultiHeadAttention(Parts):
         Args:
             x: (..., L, D), from which the queries are computed; or packed rows (total, D).
             context: (..., S, D), from which keys and values are computed; the default is `x`.
-            cu_lengths: (B + 1,), the index of each packed text's first row, then the number of
-                rows. Allowed options are `is_causal`, `q_offset`, `window`, `softcap`,
+            cu_lengths: (B + 1,), the index of each packed text's first row, followed by the number
+                of rows. Allowed options are `is_causal`, `q_offset`, `window`, `softcap`,
                 `alibi_slopes`, `sinks`, `scale`, `return_lse`, `attn_mask` and `bias`. `attn_mask`
                 and `bias` broadcast to (B, Hq, T, T), where T is the length of the longest text.
             cache: the keys and values of the words before `x`. The queries of `x` attend to these
@@ -279,11 +281,11 @@ class MultiHeadAttention(Parts):
         if others is None and self.context_dim != self.embed_dim:
             raise value_error(
                 f"x has vectors of size {self.embed_dim} and "
-                f"{self._weights.quote('k_proj.weight')} takes vectors of size {self.context_dim}: "
-                "give a context"
+                f"{self._weights.quote('k_proj.weight')} takes vectors of size {self.context_dim}; "
+                "pass a context with vectors of this size"
             )
         if cache is not None and (context is not None or cu_lengths is not None):
-            raise value_error("a cache needs x (B, L, D): omit context and cu_lengths")
+            raise value_error("a cache cannot be used with context or cu_lengths: omit them")
         cu = None
         if cu_lengths is not None:
             if others is not None:
@@ -292,7 +294,9 @@ class MultiHeadAttention(Parts):
                     "attends only to itself: omit cu_lengths or the context"
                 )
             if words.ndim != 2:
-                raise value_error(f"x has shape {words.shape}: with cu_lengths it is (total, D)")
+                raise value_error(
+                    f"x has shape {words.shape}: with cu_lengths, it must be (total, D)"
+                )
             cu = check_starts("cu_lengths", cu_lengths, "x", len(words))
         vectors = [words] if others is None else [words, others]
         dtype = base.result_type(vectors, self.parameters)
@@ -309,7 +313,8 @@ class MultiHeadAttention(Parts):
     def hooks(self) -> list[str]:
         """The names of all activations that the layer can record, with or without `top_k`."""
         changed = self.rotary is not None or self.q_norm is not None or self.k_norm is not None
-        names = ["q", "k", "v", *["rot_q", "rot_k"] * changed, "attn_scores", "pattern", "z"]
+        names = [*("q_in", "k_in", "v_in"), *"qkv", *["rot_q", "rot_k"] * changed]
+        names += ["attn_scores", "pattern", "z"]
         names += ["result"] * ("out_proj.weight" in self.parameters)
         return [*(f"hook_{name}" for name in names), *SUMMARY]
 
@@ -328,6 +333,7 @@ class MultiHeadAttention(Parts):
         positions: Positions | None = None,
         relative: Relative | None = None,
         save: bool = False,
+        keeps_reads: bool = True,
         **options: Any,
     ) -> tuple[Array, AttentionSaved | None]:
         """Run the forward pass without checks; if `save`, also return the values for `backward`.
@@ -338,7 +344,7 @@ class MultiHeadAttention(Parts):
         dtype = base.result_type([x] if context is None else [x, context], self.parameters)
         inputs = Inputs(
             x, context, dtype, options, cu, cache, lengths, positions, relative,
-            residual, record, top_k, save,
+            residual, record, top_k, save, keeps_reads,
         )  # fmt: skip
         out, _, saved = unchecked.attention_forward(self, inputs, plan)
         return out, saved
@@ -354,7 +360,7 @@ class MultiHeadAttention(Parts):
                 residual equals `grad`.
             saved: the second value that `layer.training_forward(x, ...)` returned.
             record: collects the gradients for activations, keyed by name, such as "hook_q".
-                With a `GradientRecorder` no gradients for parameters are computed.
+                With a `GradientRecorder`, no gradients for parameters are computed.
 
         Returns:
             A `Gradient` with `.x`, and with `.context` if a context was given.
@@ -395,7 +401,7 @@ class MultiHeadAttention(Parts):
         """
         if name := next((name for name in RETURNS if name in options), None):
             raise type_error(
-                f"`trace` takes no {name}: omit it, because the trace holds this result"
+                f"`trace` does not take {name}: omit it, because the trace contains this result"
             )
         cu_lengths = options.get("cu_lengths")
         if cu_lengths is None:
@@ -422,7 +428,7 @@ class SelfAttention(MultiHeadAttention):
         """Check the arguments of a call, as `MultiHeadAttention` does."""
         if context is not None:
             raise value_error(
-                "context is given, but self-attention has none: use "
+                "context is given, but self-attention does not take one: use "
                 "MultiHeadAttention for a context, and attn_mask=... for a mask"
             )
         return super().check(x, context, *args, **fields)
@@ -449,13 +455,13 @@ def self_attention(
     layout: Layout = "in_out",
     **options: Any,
 ) -> Any:
-    """Compute self-attention of word vectors with these weights.
+    """Compute self-attention of word vectors with the given weights.
 
     Args:
         x: word vectors, (..., L, D); integers are converted to the weights' type.
-        w_q: (D, Hq * d).
-        w_k: (D, Hkv * d).
-        w_v: (D, Hkv * dv).
+        w_q: the weight for queries, (D, Hq * d).
+        w_k: the weight for keys, (D, Hkv * d).
+        w_v: the weight for values, (D, Hkv * dv).
         w_o: (Hq * dv, D). If `w_o` is None, the result is the heads' outputs side by side.
         num_heads: Hq, the number of query heads.
         layout: "in_out" if all weights have the shapes above, "out_in" if all are transposed.

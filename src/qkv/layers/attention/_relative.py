@@ -15,10 +15,10 @@ class Relative(NamedTuple):
 
     Attributes:
         rows: (n, D), the vectors of relative positions.
-        at: (T, T), the row of each query and key.
-        projections: maps "q" or "k" to the layer's projection of `rows` that meets the queries or
-            the keys, such as {"q": "pos_k_proj"}.
-        scale: the factor of the scores.
+        at: (T, T), the index in `rows` for each pair of query and key.
+        projections: maps "q" or "k" to the layer's projection of `rows` that is multiplied by the
+            queries or the keys, such as {"q": "pos_k_proj"}.
+        scale: the factor by which the scores are multiplied.
 
     Source:
         He et al. 2021, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention", section 3.1.
@@ -52,7 +52,7 @@ class Relative(NamedTuple):
         parameters: Arrays,
         heads: Mapping[str, Array],
     ) -> tuple[dict[str, Array], Array, dict[str, Array]]:
-        """Return the gradients for `heads`, `rows` and parameters, given that for the bias."""
+        """Turn the gradient for the bias into the gradients for `heads`, `rows` and parameters."""
         grad = grad * grad.dtype.type(self.scale)
         grad_rows, of_heads = np.zeros_like(self.rows), dict[str, Array]()
         gradients: dict[str, Array] = {}
@@ -79,5 +79,5 @@ class Relative(NamedTuple):
         return split_heads(project_wide(self.rows, parameters, projection), heads.shape[-3])
 
     def _at(self, name: str) -> Array:
-        """Return the row of each query and key, (T, T); the first axis counts `name`."""
+        """Return the row for each query and key (T, T); axis 0 counts the queries or the keys."""
         return self.at if name == "q" else self.at.T

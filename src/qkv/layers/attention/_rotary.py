@@ -16,7 +16,7 @@ class Scaling(Protocol):
     def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
         """Return the `speeds` (dims / 2,) of `qkv.apply_rotary`, and a scale for queries and keys.
 
-        `length` is the number of tokens in the text; some methods choose the speeds by this number.
+        `length` is the number of tokens in the text; some methods derive the speeds from it.
         """
 
 
@@ -29,8 +29,8 @@ class Rotary:
     interleaved: bool = False
     scaling: Scaling | None = None
     # The arguments and the result of the last call of `rotation`. If the next call has equal
-    # arguments, `rotation` returns this stored result. Usually the arguments of two consecutive
-    # layers are equal, because the layers rotate by the same positions.
+    # arguments, `rotation` returns this stored result. Usually, consecutive layers have equal
+    # arguments, because they rotate by the same positions.
     _last: list[tuple[Any, tuple[Array, Array], tuple[Array, Array]]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
@@ -81,6 +81,6 @@ def as_rotary(rotary: Any) -> Rotary | None:
         return Rotary(**rotary)
     except TypeError:
         raise type_error(
-            f"rotary is {rotary!r}: give Rotary(base=, dims=, interleaved=) "
+            f"rotary is {rotary!r}; pass Rotary(base=, dims=, interleaved=) "
             "or a dict of these fields"
         ) from None

@@ -42,7 +42,7 @@ class Weights:
     def short_named(cls, weights: Sequence[Any], layout: str) -> Self:
         """Make `Weights` from w_q, w_k, w_v and w_o, given their layout; w_o may be None."""
         if layout not in ("in_out", "out_in"):
-            raise value_error(f'layout is {quote(layout)}: write "in_out" or "out_in"')
+            raise value_error(f'layout is {quote(layout)}; pass "in_out" or "out_in"')
         named = zip(SHORT.values(), weights, strict=True)
         arrays = check_parameters({name: w for name, w in named if w is not None})
         if layout == "out_in":
@@ -57,11 +57,11 @@ class Weights:
         return f"{SHORT[name] if self.short else name} {shape}"
 
     def hint(self, would_fit: bool) -> str:
-        """Return the advice "give layout=..." for an error; "" if the advice would not help."""
+        """Return the advice "pass layout=..." for an error; "" if the advice would not help."""
         if not (self.short and would_fit):
             return ""
         other = "out_in" if self.layout == "in_out" else "in_out"
-        return f'; if the weights are transposed, give layout="{other}"'
+        return f'; if the weights are transposed, pass layout="{other}"'
 
     def vectors(self, x: Any, name: str) -> Array:
         """Return `x` or the context as an array; check that its vectors fit the projection."""

@@ -57,7 +57,7 @@ class Inputs:
     context: Array | None  # (..., S, D), for keys and values; None if both come from `words`.
     dtype: DType  # The dtype of the result.
     options: Options  # The options of `qkv.attention`.
-    # (B + 1,), the index of each packed text's first row, then the number of rows.
+    # (B + 1,), the index of each packed text's first row, followed by the number of rows.
     cu: Array | None = None
     cache: KVCache | None = None
     lengths: Any = None  # (B,), the number of real words in each row; only with a cache.
@@ -68,6 +68,7 @@ class Inputs:
     record: Recorder | None = None  # Collects the activations.
     top_k: int | None = None  # The number of weights that `record` keeps per query; None for all.
     save: bool = False  # Whether values are saved for the backward pass.
+    keeps_reads: bool = True  # Whether `record` collects the inputs of the projections.
 
     @property
     def others(self) -> Array:
@@ -94,7 +95,7 @@ class AttentionSaved:
     shapes: dict[str, Shape]  # The shapes of q, k and v after their projections.
     norms: dict[str, Any]  # The values that the norms of q and k save.
     positions: "dict[str, Positions]"  # The positions of q and k, if they were rotated.
-    inside: dict[str, Array]  # Which numbers of q, k and v were within the limit, if there is one.
+    inside: dict[str, Array]  # Which numbers of q, k and v were within the limit, if it exists.
     query: Array  # (..., Hq, L, d), after norm and rotation.
     key: Array  # (..., Hkv, S, d), after norm and rotation.
     value: Array  # (..., Hkv, S, dv).
@@ -157,18 +158,20 @@ class Projected(NamedTuple):
     shapes: dict[str, Shape]  # The shapes of q, k and v after their projections.
     norms: dict[str, Any]  # The values that the norms of q and k save.
     positions: dict[str, Positions]  # The positions of q and k, if they were rotated.
-    inside: dict[str, Array]  # Which numbers of q, k and v were within the limit, if there is one.
+    inside: dict[str, Array]  # Which numbers of q, k and v were within the limit, if it exists.
 
 
 def project_heads(layer: Parts, inputs: Inputs, keep: Keep = unkept) -> Projected:
     """Compute queries, keys and values from word vectors; normalise and rotate queries and keys.
 
-    `keep` records each of them, and returns the array with which the run continues.
+    `keep` records each array, and returns the array with which the run continues.
     """
     heads = {"q": layer.num_heads, "k": layer.num_kv_heads, "v": layer.num_kv_heads}
     parts, inside = {}, {}
+    record = of_rows(inputs.record, inputs.cu) if inputs.keeps_reads else None
     for name, count in heads.items():
         x = inputs.words if name == "q" else inputs.others
+        x = x if record is None else record(f"hook_{name}_in", x)
         part = split_heads(project(x, layer.parameters, f"{name}_proj"), count)
         if layer.clip is not None:
             if inputs.save:
@@ -209,7 +212,7 @@ def attention_plan(layer: Parts, inputs: Inputs) -> Call:
     elif layer.rotary is not None and length != keys and "q_offset" not in options:
         raise value_error(
             f"x has {length} rows and context has {keys}, so rotary positions need "
-            'q_offset: "start" if query 0 is at key 0, "end" if the last query is at '
+            'q_offset; pass "start" if query 0 is at key 0, "end" if the last query is at '
             "the last key, or the position of query 0 as a number"
         )
     shapes = (
@@ -286,7 +289,7 @@ def _with_cache(inputs: Inputs, cache: KVCache, parts: Arrays) -> tuple[Call, di
     cached = cache.append(parts["k"], parts["v"], inputs.lengths) | {"window": cache.window}
     options = {n: v for n, v in inputs.options.items() if n not in RETURNS and n != "window"}
     query = parts["q"]
-    # The cache may store another dtype. The steps of `qkv.layers.stepping` read it directly.
+    # The cache may store a different dtype. The steps of `qkv.layers.stepping` read it directly.
     key, value = (cached.pop(name).astype(query.dtype, copy=False) for name in ("key", "value"))
     if options.get("attn_mask") is not None:
         dropped = np.asarray(seen - cached["q_offset"])

@@ -29,25 +29,25 @@ def design_of(values: Mapping[str, Any], source: str | Path) -> tuple[AnyDesign,
 
     Raises:
         ModelError: the family is unknown, or a value in the config is invalid.
-        TypeError: the family's function returned no design.
+        TypeError: the family's function did not return a design.
     """
     model_type = values.get("model_type")
     if model_type is None:
         raise ModelError(
-            f"{source}: model_type is missing: qkv supports {', '.join(sorted(FAMILIES))}"
+            f"{source}: model_type is missing; set it to one of {', '.join(sorted(FAMILIES))}"
         )
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ModelError(
-            f"{source}: model_type is {model_type!r:.80}, an unknown family: "
-            f"qkv supports {_list_families()}; register it with qkv.models.register"
+            f"{source}: model_type is {model_type!r:.80}, an unknown family; register it with "
+            f"qkv.models.register, or choose a family that qkv supports: {_list_families()}"
         )
     family = FAMILIES[model_type]
     config = family.config(values, str(source))
     design, names = family.design(config), Names.of(family, config)
     if not isinstance(design, AnyDesign):
         raise TypeError(
-            f"register: the function of the family {model_type!r} returned {quote(design)}: return "
-            "a qkv.models.Design"
+            f"register: the function of the family {model_type!r} returned {quote(design)}; it "
+            "must return a qkv.models.Design"
         )
     config.finish(family.harmless)
     return design, names

@@ -93,7 +93,7 @@ def _jina_bert(config: Config) -> Design:
 
 
 def _bert_names(names: PartNames, config: Config) -> PartNames:
-    """Return the parameter names; a JinaBERT has other names in its MLPs and norms."""
+    """Return the parameter names; a JinaBERT has different names in its MLPs and norms."""
     if not _is_jina_bert(config):
         return names
     wide, parts = "mlp.gated_layers", {"mlp.down_proj": "mlp.wo", "norm2": "mlp.layernorm"}
@@ -109,7 +109,7 @@ def _bert_names(names: PartNames, config: Config) -> PartNames:
 
 
 def distilbert(config: Config) -> Design:
-    """Return the design of a DistilBERT: a BERT without segments, with other config keys."""
+    """Return the design of a DistilBERT: a BERT without segments, with different config keys."""
     return encoder(config, head=head(config, config.activation("hidden_act"), pooled="relu"))
 
 
@@ -155,8 +155,8 @@ def _albert_groups(config: Config) -> Iterator[tuple[int, int, int]]:
     count, groups = config.layers(), config.size("num_hidden_groups")
     if groups > count:
         raise ModelError(
-            f"{config.source}: num_hidden_groups is {groups} and num_hidden_layers is {count}: "
-            "give at most as many groups as layers"
+            f"{config.source}: num_hidden_groups is {groups} and num_hidden_layers is {count}; "
+            "num_hidden_groups must not be larger than num_hidden_layers"
         )
     inner = config.size("inner_group_num", most=MOST_LAYERS // count)
     firsts: dict[int, int] = {}
@@ -189,8 +189,8 @@ def _need_no_adapters(config: Config) -> None:
     """Raise an error for jina-embeddings-v3 in its first format, whose layers have adapters."""
     if tasks := config.value("lora_adaptations", None):
         raise ModelError(
-            f"{config.source}: lora_adaptations is {tasks!r:.80}: qkv does not apply task "
-            "adapters: load the model in the format of transformers (model_type jina_embeddings_v3)"
+            f"{config.source}: lora_adaptations is {tasks!r:.80}, but qkv does not apply task "
+            "adapters; load the model in the format of transformers (model_type jina_embeddings_v3)"
         )
 
 
@@ -199,7 +199,8 @@ def _behind_padding(shared: Design, padding: int, config: Config) -> Design:
     if shared.positions <= padding + 1:
         raise ModelError(
             f"{config.source}: max_position_embeddings is {shared.positions} and the padding's id "
-            f"is {padding}: positions begin at {padding + 1}, so at least {padding + 2} are needed"
+            f"is {padding}, so positions begin at {padding + 1}; max_position_embeddings must be "
+            f"at least {padding + 2}"
         )
     first = padding + 1
     return replace(
@@ -212,7 +213,7 @@ def mpnet(config: Config) -> Design:
     buckets = Buckets(32, 128)
     config.only(
         "relative_attention_num_buckets", buckets.count
-    )  # transformers supports no other number of buckets
+    )  # transformers supports only this number of buckets
     shared = encoder(config, buckets=buckets, head=head(config, "gelu"))
     return _behind_padding(shared, 1, config)  # MPNet ignores `pad_token_id`
 
@@ -292,7 +293,7 @@ def deberta_v2(config: Config) -> Design:
 
 
 def _deberta_names(names: PartNames, config: Config) -> PartNames:
-    """Return the parameter names; files that are not `legacy` have another head for words."""
+    """Return the parameter names; without `legacy`, files name the head for words differently."""
     if config.head() != "MaskedLM" or config.flag("legacy"):
         return names
     top, inner = "lm_predictions.lm_head", ("dense", "LayerNorm")
@@ -395,7 +396,7 @@ def gte(config: Config) -> Design:
 
 
 # Keys of the first code of GTE, each with the values that qkv supports. Its xformers kernel drops
-# padding; qkv always does.
+# padding, as qkv always does.
 _NEW_NEUTRAL = {
     **{"position_embedding_type": ("rope",), "layer_norm_type": ("layer_norm",)},
     **{"pack_qkv": (True,), "logn_attention_scale": (False, None)},

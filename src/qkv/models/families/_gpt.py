@@ -101,8 +101,8 @@ def gpt_neo_kinds(config: Config, count: int) -> list[str]:
     again = config.value("attention_layers", kinds)  # Old files also use this key.
     if again != kinds:
         raise ModelError(
-            f"{config.source}: attention_layers is {again!r:.80} and attention_types gives "
-            f"{kinds!r:.80}: both keys set the same option: keep one of them"
+            f"{config.source}: attention_layers is {again!r:.80}, but attention_types gives "
+            f"{kinds!r:.80}; keep only one of these keys, because both set the same option"
         )
     return kinds
 
@@ -114,8 +114,8 @@ def gptj(config: Config) -> Design:
     if rotated % 2 or rotated > size:
         raise ModelError(
             f"{config.source}: rotary_dim is {rotated} and a head has {size} dimensions "
-            f"({config.key('hidden_size')} / n_head): give an even "
-            f"number of at most {size}"
+            f"({config.key('hidden_size')} / n_head); rotary_dim must "
+            f"be an even number of at most {size}"
         )
     return decoder(
         config,
@@ -215,7 +215,7 @@ def falcon(config: Config) -> Design:
 
 
 def _falcon_norms(config: Config) -> int:
-    """Return how many norms the parallel parts of a block have; 0 if the parts are in turn."""
+    """Return how many norms the parallel parts of a block have; 0 if they are not parallel."""
     if config.flag("new_decoder_architecture"):
         config.only("parallel_attn", True)
         config.only("num_ln_in_parallel_attn", 2, 1, None)
@@ -232,8 +232,8 @@ def _falcon_kv_heads(config: Config, heads: int) -> int:
     if config.flag("new_decoder_architecture"):
         if heads % given:
             raise ModelError(
-                f"{config.source}: num_attention_heads is {heads} and num_kv_heads is {given}: "
-                "the first must be a multiple of the second"
+                f"{config.source}: num_attention_heads is {heads} and num_kv_heads is {given}; "
+                "num_attention_heads must be a multiple of num_kv_heads"
             )
         return given
     if config.flag("multi_query"):
@@ -243,7 +243,7 @@ def _falcon_kv_heads(config: Config, heads: int) -> int:
 
 
 def _falcon_names(names: PartNames, config: Config) -> PartNames:
-    """Return the names for files that store the queries of a key head, its key and its value."""
+    """Return the names for files that store, for each key head, its queries, key and value."""
     heads = config.size("num_attention_heads")
     kv_heads = _falcon_kv_heads(config, heads)
     shares = (heads // kv_heads, 1, 1)

@@ -19,7 +19,7 @@ def attention(config: Config, **fields: Any) -> Attention:
 
     Args:
         config: the model's config.
-        fields: fields of `Attention`, with the values that the family gives them.
+        fields: fields of `Attention`, with the family's values.
     """
     heads, size = config.size("num_attention_heads"), config.size_or_none("head_dim")
     if size is None:
@@ -28,7 +28,7 @@ def attention(config: Config, **fields: Any) -> Attention:
     if heads % kv_heads:
         raise ModelError(
             f"{config.source}: num_attention_heads is {heads} and num_key_value_heads is "
-            f"{kv_heads}: the first must be a multiple of the second"
+            f"{kv_heads}; num_attention_heads must be a multiple of num_key_value_heads"
         )
     if "rotary" not in fields:
         given = config.defaults
@@ -40,7 +40,7 @@ def attention(config: Config, **fields: Any) -> Attention:
 
 
 def window(config: Config) -> int | None:
-    """Return the width of windows, from the key `sliding_window`; None if layers have no windows.
+    """Return the width of the windows, from the key `sliding_window`; None without windows.
 
     In causal attention, `sliding_window` is the width. If `is_causal` is false, `sliding_window` is
     the number of tokens on each side.
@@ -61,8 +61,8 @@ def windows(config: Config, every: int) -> tuple[int | None, ...]:
     width = window(config)
     if width is None and SLIDING in kinds:
         raise ModelError(
-            f"{config.source}: sliding_window is None and layer_types has 'sliding_attention': "
-            "give the window's size"
+            f"{config.source}: sliding_window is None, but layer_types has "
+            "'sliding_attention'; set sliding_window to the window's size"
         )
     return tuple(width if kind == SLIDING else None for kind in kinds)
 
@@ -126,7 +126,7 @@ def mistral(config: Config) -> Design:
     if set(config.kinds([kind] * config.layers())) != {kind}:
         raise ModelError(
             f"{config.source}: sliding_window is {width}, so each of the layer_types must be "
-            f"{kind!r}: all layers of a Mistral are of the same type"
+            f"{kind!r}, because all layers of a Mistral model have the same type"
         )
     return decoder(config, attention(config).within(window(config)))
 
@@ -161,13 +161,13 @@ def _last_windowed(config: Config, layer: Attention) -> list[Attention]:
 def _add_windows(
     config: Config, layers: Sequence[Attention], turns: Sequence[bool]
 ) -> list[Attention]:
-    """Return the layers, some of which have windows: by default, those that are True in `turns`."""
+    """Return the layers, some of which have windows: by default, those with True in `turns`."""
     width = _window(config)
     kinds = config.kinds([SLIDING if turn and width is not None else FULL for turn in turns])
     if width is None and SLIDING in kinds:
         raise ModelError(
-            f"{config.source}: layer_types has 'sliding_attention' and the window is missing: give "
-            "sliding_window and set use_sliding_window to true"
+            f"{config.source}: layer_types has 'sliding_attention', but the window is missing; set "
+            "sliding_window, and set use_sliding_window to true"
         )
     pairs = zip(layers, kinds, strict=True)
     return [layer.within(width) if kind == SLIDING else layer for layer, kind in pairs]
@@ -217,7 +217,8 @@ def olmo(config: Config) -> Design:
 def olmo2(config: Config) -> Design:
     """Return the design of an OLMo 2.
 
-    A norm follows each attention and each MLP. Queries and keys are normalised over all heads.
+    A norm follows each attention layer and each MLP. Queries and keys are normalised over all
+    heads.
     """
     return decoder(config, attention(config, qk_norm="width"), norms="behind", **biases(config))
 
@@ -237,8 +238,8 @@ def _with_local_rotary(
 
     Args:
         config: the model's config.
-        keys: the older keys for rotary positions, as for `read_rotaries`.
-        every: the default for layers without windows, as for `windows`.
+        keys: the older keys for rotary positions, as in `read_rotaries`.
+        every: the default for layers without windows, as in `windows`.
         fields: other fields of `Attention`.
     """
     rotary = read_rotaries(config, config.sized_heads()[2], keys)
@@ -269,7 +270,7 @@ def stablelm(config: Config) -> Design:
 
 
 def phi(config: Config) -> Design:
-    """Return the design of a Phi 1 to 2: attention and MLP in parallel, partly rotated heads."""
+    """Return the design of a Phi (1 to 2): attention and MLP in parallel, partly rotated heads."""
     return decoder(
         config,
         attention(config, qk_norm="head" if config.flag("qk_layernorm") else "no"),
@@ -353,7 +354,7 @@ def gemma3_text(config: Config) -> Design:
     config.only("use_bidirectional_attention", False, None, True)
     both_sides = bool(config.values.get("use_bidirectional_attention"))
     if both_sides:
-        config.only("is_causal", True)  # the other key gives windows another width
+        config.only("is_causal", True)  # the other key changes the width of windows
     keys = {FULL: OlderKeys("rope_theta", 1e6)}
     keys[SLIDING] = OlderKeys("rope_local_base_freq", 1e4, scaled=False)
     scores = {
@@ -387,9 +388,9 @@ def _experts(config: Config) -> tuple[int, int]:
     count, top_k = config.size("num_local_experts"), config.size("num_experts_per_tok")
     if top_k > count:
         raise ModelError(
-            f"{config.source}: num_experts_per_tok is {top_k} and "
-            f"{config.key('num_local_experts')} is {count}: the first must be at "
-            "most the second"
+            f"{config.source}: num_experts_per_tok is {top_k}, but "
+            f"{config.key('num_local_experts')} is {count}: a token cannot use more experts "
+            "than there are"
         )
     return count, top_k
 

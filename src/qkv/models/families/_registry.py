@@ -1,4 +1,4 @@
-"""The registry of families: every family, of qkv or of a user's script, is added by `register`."""
+"""The registry of families: `register` adds qkv's families, and those of a user's script."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,16 +8,16 @@ from qkv._suggest import nearest, suggestion
 from qkv.arrays import quote
 from qkv.models.files.names import Describe, Family, Fused
 
-# State: all families by their `model_type`. `register` adds families, and removes none.
+# State: all families by their `model_type`. `register` adds families, and never removes one.
 FAMILIES: dict[str, Family] = {}
 
 
 def register(
     model_type: str, design: Describe, names: Mapping[str, str | Fused], **fields: Any
 ) -> Family:
-    """Register a family of models, so that `qkv.load` loads its models.
+    """Register a family of models, so that `qkv.load` can load its models.
 
-    A registration is valid in one process: register the family in each process that loads its
+    A registration applies to one process: register the family in each process that loads its
     models.
 
     Args:
@@ -35,18 +35,18 @@ def register(
         The family.
 
     Raises:
-        TypeError: `design` is not a function, `names` is not such a mapping, or `Family` has no
-            attribute of this name.
+        TypeError: `design` is not a function, `names` is not a mapping of this form, or `fields`
+            has a name that is not an attribute of `Family`.
         ValueError: `model_type` is empty or already registered.
     """
     if not isinstance(model_type, str):
-        raise TypeError(f"register: model_type is {quote(model_type)}: give a string")
+        raise TypeError(f"register: model_type is {quote(model_type)}; pass a string")
     if not model_type or model_type in FAMILIES:
         fault = "already registered" if model_type else "empty"
         raise ValueError(f"register: model_type {model_type!r} is {fault}: choose another name")
     if not callable(design):
         raise TypeError(
-            f"register: design is {quote(design)}: give a function that takes a Config and returns "
+            f"register: design is {quote(design)}; pass a function that takes a Config and returns "
             "a Design"
         )
     fine = isinstance(names, Mapping) and all(
@@ -54,8 +54,8 @@ def register(
     )
     if not fine:
         raise TypeError(
-            f"register: names is {quote(names)}: give a dict that maps qkv's name of each part to "
-            "the name in the model's files, as {'embed': 'wte'}"
+            f"register: names is {quote(names)}; pass a dict that maps qkv's name of each part to "
+            "the name in the model's files, such as {'embed': 'wte'}"
         )
     known = [one.name for one in dataclasses.fields(Family)]
     for name in fields.keys() - known:

@@ -15,7 +15,7 @@ from qkv.models.network import Dynamic, Linear, Llama3, LongRope, Proportional, 
 
 
 class RotaryDefaults(NamedTuple):
-    """A family's default values for rotary positions, for keys that are missing in a config.
+    """A family's defaults for keys that describe rotary positions and are missing in a config.
 
     Attributes:
         base: the base, if the config has no `rope_theta`.
@@ -94,7 +94,7 @@ def read_rotaries(config: Config, size: int, kinds: Mapping[str, OlderKeys]) -> 
         kinds: for each kind of layer, the keys that older configs use for its rotary positions.
 
     Raises:
-        ModelError: as for `read_rotary`.
+        ModelError: as in `read_rotary`.
 
     >>> kinds = {"full_attention": OlderKeys("rope_theta", 1e6)}
     >>> config = Config({"rope_theta": 500.0, "max_position_embeddings": 512}, "config.json")
@@ -106,7 +106,7 @@ def read_rotaries(config: Config, size: int, kinds: Mapping[str, OlderKeys]) -> 
     for kind in tables:
         if kind not in kinds:
             raise ModelError(
-                f"{config.source}: rope_parameters has {kind!r:.80}, which qkv does not support: "
+                f"{config.source}: rope_parameters has {kind!r:.80}, which qkv does not support; "
                 f"qkv supports {', '.join(kinds)}"
             )
     new = Config(tables, f"{config.source}: rope_parameters")
@@ -130,8 +130,8 @@ class _Sizes(NamedTuple):
         """Return the sizes of a model; `dims`, the size of a head, must be even."""
         if dims % 2 or dims > _LARGEST:
             raise ModelError(
-                f"{config.source}: a head has {dims} dimensions: rotary positions need an even "
-                f"number, at most {_LARGEST}"
+                f"{config.source}: a head has {dims} dimensions, but rotary positions need an even "
+                f"number of at most {_LARGEST}"
             )
         return cls(dims, config.size("max_position_embeddings"), original)
 
@@ -188,8 +188,8 @@ def _count_rotated(config: Config, size: int, default: float) -> int | None:
     if part > 1 or dims < 2 or dims % 2:
         raise ModelError(
             f"{config.source}: partial_rotary_factor is {part:g} and a head has {size} dimensions "
-            "(hidden_size / num_attention_heads): give a fraction that rotates an even "
-            "number of dimensions"
+            "(hidden_size / num_attention_heads); partial_rotary_factor must rotate an "
+            "even number of dimensions"
         )
     return None if dims == size else dims
 
@@ -226,8 +226,8 @@ def _original(config: Config, sizes: _Sizes) -> int:
 def _dynamic(config: Config, sizes: _Sizes) -> Scaling:
     if sizes.dims < 4:
         raise ModelError(
-            f"{config.source}: a head has {sizes.dims} dimensions: rope_type 'dynamic' needs at "
-            "least 4"
+            f"{config.source}: a head has {sizes.dims} dimensions, but rope_type 'dynamic' needs "
+            "at least 4"
         )
     return Dynamic(_need_number(config, "factor"), sizes.positions)
 
@@ -271,8 +271,8 @@ def _llama3(config: Config, sizes: _Sizes) -> Scaling:
     low, high = (_need_number(config, key) for key in ("low_freq_factor", "high_freq_factor"))
     if low >= high:
         raise ModelError(
-            f"{config.source}: low_freq_factor is {low:g} and high_freq_factor is {high:g}: "
-            "the first must be less than the second"
+            f"{config.source}: low_freq_factor is {low:g} and high_freq_factor is {high:g}; "
+            "low_freq_factor must be less than high_freq_factor"
         )
     return Llama3(_need_number(config, "factor"), low, high, _original(config, sizes))
 
@@ -281,7 +281,9 @@ def _proportional(config: Config, sizes: _Sizes) -> Scaling:
     part = _or_zero(config, "partial_rotary_factor")
     part = 1.0 if part is None else part
     if part > 1:
-        raise ModelError(f"{config.source}: partial_rotary_factor is {part:g}: give at most 1")
+        raise ModelError(
+            f"{config.source}: partial_rotary_factor is {part:g}: it must be at most 1"
+        )
     return Proportional(part, config.positive("factor", 1.0))
 
 

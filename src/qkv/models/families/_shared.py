@@ -23,8 +23,8 @@ def read_families(file: str, designs: Mapping[str, Describe], **renames: Rename)
             appended to the inherited list. Any other entry replaces the inherited entry with the
             same key.
         defaults: the values for keys missing in a config, as in transformers.
-        spellings: maps each key to its names in this family, the usual name first. If the family
-            does not use the key, the list of names is empty.
+        spellings: maps each key to its names in this family, usual name first. If the family does
+            not use the key, the list of names is empty.
         names: maps qkv's name of each part to the part's name in the model's files.
         block: maps qkv's name of each part of a block to the suffix of the part's name in
             the files.

@@ -17,8 +17,8 @@ def cut(config: Config) -> dict[str, Any]:
     image, part = config.pair("image_size"), config.pair("patch_size")
     if part[0] > image[0] or part[1] > image[1]:
         raise ModelError(
-            f"{config.source}: image_size is {image} and patch_size is {part}: "
-            "give a patch that fits into the image"
+            f"{config.source}: image_size is {image} and patch_size is {part}; "
+            "patch_size must not be larger than image_size"
         )
     return {"channels": config.size("num_channels"), "image": image, "patch": part}
 
@@ -59,7 +59,7 @@ def dinov2(config: Config) -> VisionDesign:
     if rows != columns:
         raise ModelError(
             f"{config.source}: image_size is {image} and patch_size is {patch}, which gives "
-            f"{rows} x {columns} patches: give equal numbers of rows and columns"
+            f"{rows} x {columns} patches; the numbers of rows and columns must be equal"
         )
     hidden = config.size("hidden_size") * config.size("mlp_ratio")
     gated, activation = config.flag("use_swiglu_ffn"), config.activation("hidden_act")
@@ -88,7 +88,7 @@ _OLD_END = 2  # Early configs have this wrong id of the end token.
 
 
 def clip_text(config: Config) -> Design:
-    """Return the design of CLIP's tower for texts."""
+    """Return the design of CLIP's text tower."""
     _, heads, size = config.heads()
     end = config.whole("eos_token_id")
     return Design(
@@ -102,7 +102,7 @@ def clip_text(config: Config) -> Design:
 
 
 def clip_vision(config: Config) -> VisionDesign:
-    """Return the design of CLIP's tower for images."""
+    """Return the design of CLIP's image tower."""
     return VisionDesign(
         **stack(
             config,

@@ -18,12 +18,12 @@ MAX_LENGTH = 512
 
 
 def nothing_but_attention(x: Value, run: Run[Value]) -> Value:
-    """Apply attention, without residual connection, norm and MLP."""
+    """Apply attention, without a residual connection, norm or MLP."""
     return run.keep("hook_resid_post", run.add(None, "attn", x))
 
 
 class AttentionOnly(Block):
-    """A layer that consists only of attention, without residual connection, norm and MLP."""
+    """A layer that consists only of attention, without a residual connection, norm or MLP."""
 
     def __init__(self, attn: MultiHeadAttention) -> None:
         super().__init__(attn, None, None, None, post_norm=False)
@@ -32,7 +32,7 @@ class AttentionOnly(Block):
 
 @dataclass(frozen=True, kw_only=True)
 class Lesson(Design):
-    """The design of a model for lessons: one attention layer without residual connection.
+    """The design of a model for lessons: one attention layer without a residual connection.
 
     Attributes:
         sinusoidal: whether the model adds sinusoidal positions.

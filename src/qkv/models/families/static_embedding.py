@@ -1,4 +1,4 @@
-"""Models that are only a token table: `StaticEmbedding` of sentence-transformers."""
+"""Models that are only a token table, like sentence-transformers' `StaticEmbedding`."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ STATIC = Family(model_type="static-embedding", design=design, names={"embed": "e
 def read_static(tensors: Tensors, dtype: Any = None) -> tuple[dict[str, Any], Design, Storage]:
     """Return `(config, design, weights)` of a folder that has no config.json.
 
-    The tensor "embedding.weight" is the table. Files of model2vec have three tensors instead:
+    The tensor "embedding.weight" is the table. A model2vec file has three tensors instead:
     "embeddings" (n, D) holds rows, "mapping" (V,) holds each token's row number, and "weights" (V,)
     holds each token's factor.
 
@@ -66,7 +66,7 @@ def _table(tensors: Tensors) -> Array:
         if rows.size and not 0 <= rows.min() <= rows.max() < len(table):
             raise ModelError(
                 f"{tensors.source}: {_CHOSEN} has row numbers from {rows.min()} to {rows.max()} "
-                f"and {_ROWS} has {len(table)} rows: give 0 to {len(table) - 1}"
+                f"and {_ROWS} has {len(table)} rows; row numbers must be from 0 to {len(table) - 1}"
             )
         table = table[rows]
     if _FACTORS in tensors:
@@ -74,7 +74,7 @@ def _table(tensors: Tensors) -> Array:
         if len(factors) != len(table):
             raise ModelError(
                 f"{tensors.source}: {_FACTORS} has {len(factors)} numbers and the table has "
-                f"{len(table)} tokens: both must be equal"
+                f"{len(table)} tokens: the two numbers must be equal"
             )
         wide = np.result_type(np.float32, table.dtype)
         table = (table.astype(wide) * factors[:, None].astype(wide)).astype(table.dtype)

@@ -14,7 +14,7 @@ from qkv.models.files.config import Config
 from qkv.models.files.read import is_whole
 
 _LEFT_OUT = tomllib.loads(Path(__file__).with_name("generation_config.toml").read_text("utf-8"))
-_NOTHING = {"repetition_penalty": 1.0}  # The default of any other key changes nothing: 0 or ().
+_NOTHING = {"repetition_penalty": 1.0}  # The default of every other key, 0 or (), has no effect.
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Penalties:
 
 
 def sampling_of(values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return how a generation_config.json samples, as arguments of `generate`; {} if it does not.
+    """Return a generation_config.json's sampling options as arguments of `generate`; {} if none.
 
     Raises:
         ModelError: a value is invalid.

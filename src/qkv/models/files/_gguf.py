@@ -1,9 +1,9 @@
 """Read GGUF files: their metadata, and tensors whose blocks become float32.
 
-This file reads the format with NumPy. The package `gguf` would bring pyyaml, requests and tqdm, its
-import takes longer than that of qkv, and its reader believes the sizes in a file. Here each size,
-count and offset is compared with the file's length before anything is read. The tests write files
-with `gguf`, and compare values with its dequantization.
+This file reads the format with NumPy. The package `gguf` needs pyyaml, requests and tqdm, takes
+longer to import than qkv, and trusts the sizes in a file. Here each size, count and offset is
+compared with the file's length before anything is read. The tests write files with `gguf`, and
+compare values with its dequantisation.
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and ggml-quants.c of ggml.
 """
@@ -28,12 +28,12 @@ _NUMBERS = {
     **{0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?"},
     **{10: "<u8", 11: "<i8", 12: "<f8"},
 }
-_STRING, _LIST = 8, 9  # the codes of the other types of values
+_STRING, _LIST = 8, 9  # the codes of strings and lists
 _MOST_NAME, _MOST_STRING = 2**10, 2**22  # In bytes. A chat template has about 10 kB.
 _MOST_ITEMS = 2**22  # The largest vocabularies have 300,000 tokens.
 _MOST_TENSORS = 50_000
 _MOST_DIMENSIONS = 4
-_AT_ONCE = 2**18  # How many values are dequantized at once, so that they stay in the cache.
+_AT_ONCE = 2**18  # How many values are dequantised at once, so that they stay in the cache.
 
 # The names of ggml's types, by their codes. Types that are not in `_BLOCKS` are not supported.
 _KINDS = dict(
@@ -139,7 +139,7 @@ def _dequantize(kind: str, blocks: Array, values: Array) -> None:
 
 
 def _fields(kind: str, blocks: Array) -> dict[str, Array]:
-    """Return the fields of blocks (rows, n) as `pack_blocks` takes them."""
+    """Return the fields of blocks (rows, n) in the form that `pack_blocks` accepts."""
     fields = {name: blocks[name] for name in blocks.dtype.names or ()}
     shape, q = (*blocks.shape, -1), fields["q"]
     if kind not in ("Q4_K", "Q6_K"):
@@ -157,7 +157,7 @@ def _fields(kind: str, blocks: Array) -> dict[str, Array]:
 
 
 def _scales_of_6_bits(packed: Array) -> tuple[Array, Array]:
-    """Return the scales and minima, each (n, 8), that 12 bytes hold, given as (n, 3, 4)."""
+    """Unpack the scales and minima, each (n, 8), from 12 bytes per block, (n, 3, 4)."""
     low, minimum, high = packed[:, 0], packed[:, 1], packed[:, 2]
     scales = np.concatenate([low & 63, high & 15 | low >> 2 & 48], axis=1)
     minima = np.concatenate([minimum & 63, high >> 4 | minimum >> 2 & 48], axis=1)
@@ -166,7 +166,7 @@ def _scales_of_6_bits(packed: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class Blocks(Stored):
-    """A tensor of a GGUF file, as the files of transformers hold it.
+    """A tensor of a GGUF file, in the layout of transformers' own files.
 
     Attributes:
         block: the type in the file: "Q4_1", "F32", ...
@@ -202,16 +202,11 @@ class Blocks(Stored):
 
     def packed(self, is_transposed: bool, cut: Callable[[Array], Array]) -> Any:
         """Return the matrix as blocks; `Stored.packed` describes the arguments."""
-        is_transposed ^= self.transposed
-        if self.block not in BLOCK_KINDS or self.offset or len(self.shape) != 2:
+        order = self._order_of_rows(is_transposed, cut)
+        if self.block not in BLOCK_KINDS or order is None:
             return None
-        if not is_transposed and len(cut(np.arange(self.shape[-1]))) < self.shape[-1]:
-            return None  # several parameters share each row
+        is_transposed ^= self.transposed
         width, rows = self.shape if self.transposed else self.shape[::-1]
-        order = np.arange(rows)
-        if self.order is not None:
-            order = order.reshape(len(self.order), -1)[self.order].reshape(-1)
-        order = cut(order) if is_transposed else order
         dtype = _BLOCKS[self.block].dtype
         whole = self.raw.reshape(rows, -1)
 
@@ -223,8 +218,31 @@ class Blocks(Stored):
         release(self.raw)
         return BlockMatrix(self.block, frozen(memory), len(order), width, transposed=is_transposed)
 
+    def raw_rows(
+        self, is_transposed: bool, cut: Callable[[Array], Array]
+    ) -> tuple[str, Array] | None:
+        """Return the kind and the rows of the blocks; see `Stored.raw_rows`."""
+        order = self._order_of_rows(is_transposed, cut)
+        if self.block in PLAIN or order is None:
+            return None
+        rows = self.raw.reshape(self.shape[-1] if self.transposed else self.shape[0], -1)
+        in_order = np.array_equal(order, np.arange(len(rows)))
+        return self.block, rows if in_order else rows[order]
+
+    def _order_of_rows(self, is_transposed: bool, cut: Callable[[Array], Array]) -> Array | None:
+        """Return the indices of the rows that a parameter has; None if it has no whole rows."""
+        is_transposed ^= self.transposed
+        if self.offset or len(self.shape) != 2:
+            return None
+        if not is_transposed and len(cut(np.arange(self.shape[-1]))) < self.shape[-1]:
+            return None  # several parameters share each row
+        order = np.arange(self.shape[-1] if self.transposed else self.shape[0])
+        if self.order is not None:
+            order = order.reshape(len(self.order), -1)[self.order].reshape(-1)
+        return cut(order) if is_transposed else order
+
     def read(self) -> Array:
-        """Return the values, float32 unless the file holds floats of another type."""
+        """Return the values, as float32 unless the file holds floats of a different type."""
         raw, shape = self.raw, self.shape[::-1] if self.transposed else self.shape
         if self.order is not None:
             raw = raw.reshape(len(self.order), -1)[self.order].reshape(-1)
@@ -236,7 +254,7 @@ class Blocks(Stored):
         return values.T if self.transposed else values
 
     def read_rows(self, rows: Array) -> Array:
-        """Return the rows (n,) of the values; in most files, no others are read."""
+        """Return the rows (n,) of the values; in most files, only these rows are read."""
         if self.order is not None or self.transposed:
             return self.read()[rows]
         raw = self.raw.reshape(self.shape[0], -1)[rows]
@@ -273,7 +291,7 @@ class Gguf:
 
 
 def is_gguf(path: Path) -> bool:
-    """Return whether a path is a GGUF file, by its first bytes, or by its name if it is empty."""
+    """Return whether a file is GGUF: check its first bytes or, if the file is empty, its name."""
     if not path.is_file():
         return False
     with path.open("rb") as stream:
@@ -281,7 +299,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_gguf(path: Path) -> Gguf:
-    """Read the metadata of a GGUF file, and where its tensors are; map the tensors into memory.
+    """Read the metadata and the tensors' locations from a GGUF file; map the tensors into memory.
 
     Raises:
         ModelError: the file is truncated or broken, or holds a type that qkv does not support.
@@ -290,7 +308,7 @@ def read_gguf(path: Path) -> Gguf:
     try:
         data = np.memmap(path, np.uint8, mode="r").view(np.ndarray)
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: it cannot be read: {first_line(error)}") from error
+        raise ModelError(f"{path} cannot be read: {first_line(error)}") from error
     return _Reader(path, data).read()
 
 
@@ -304,17 +322,19 @@ class _Reader:
     def read(self) -> Gguf:
         """Return the contents of the file."""
         if bytes(self.view[:4]) != MAGIC:
-            raise ModelError(f"{self.path}: it is not a GGUF file: it does not begin with GGUF")
+            raise ModelError(f"{self.path} is not a GGUF file: it does not begin with GGUF")
         self.at = 4
         version = self.whole("version", "<u4")
         if version not in _VERSIONS:
             high = version & 0xFFFF == 0
             what = "a big-endian file" if high else f"version {version} of GGUF"
-            raise ModelError(f"{self.path}: it is {what}: qkv reads little-endian versions 2 and 3")
+            raise ModelError(
+                f"{self.path} is {what}, but qkv reads only little-endian files of versions 2 and 3"
+            )
         tensors, values = self.whole("tensor count"), self.whole("metadata count")
         if tensors > _MOST_TENSORS:
             raise ModelError(
-                f"{self.path}: it declares {tensors} tensors: the maximum is {_MOST_TENSORS}"
+                f"{self.path} declares {tensors} tensors, but the maximum is {_MOST_TENSORS}"
             )
         metadata: dict[str, Any] = {}
         for _ in range(values):
@@ -333,11 +353,11 @@ class _Reader:
     def fail(self, text: str) -> None:
         """Raise an error about a broken file."""
         raise ModelError(
-            f"{self.path}: the file is truncated or damaged: {text}: download it again"
+            f"{self.path}: the file is truncated or damaged ({text}); download it again"
         )
 
     def skip(self, what: str, size: int) -> int:
-        """Return where the next `size` bytes begin, and move behind them."""
+        """Return where the next `size` bytes begin, and move past them."""
         start = self.at
         if size > len(self.view) - start:
             self.fail(f"{what} would end after the file's {len(self.view)} bytes")
@@ -345,7 +365,7 @@ class _Reader:
         return start
 
     def whole(self, what: str, kind: str = "<u8") -> int:
-        """Return the next whole number, of 4 or 8 bytes without sign."""
+        """Return the next unsigned integer, of 4 or 8 bytes."""
         size = int(kind[-1])
         start = self.skip(what, size)
         return int.from_bytes(self.view[start : start + size], "little")
@@ -411,12 +431,12 @@ class _Reader:
         kind = _KINDS.get(code, f"the unknown type {code}")
         if kind not in _BLOCKS:
             raise ModelError(
-                f"{self.path}: {what} is {kind}, which qkv does not support: it supports "
-                f"{', '.join(_BLOCKS)}: quantize the model to one of these types"
+                f"{self.path}: {what} is {kind}, which qkv does not support; quantize the "
+                f"model to one of these types: {', '.join(_BLOCKS)}"
             )
         block = _BLOCKS[kind]
         if not all(shape) or shape[-1] % block.size:
-            self.fail(f"{what} has the shape {shape!s:.80}, impossible for {kind}")
+            self.fail(f"{what} has shape {shape!s:.80}, which is impossible for {kind}")
         return kind, shape, offset, math.prod(shape) // block.size * block.dtype.itemsize
 
     def tensors(

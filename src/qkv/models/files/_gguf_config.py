@@ -17,12 +17,13 @@ from qkv.models.files.names import Family, Names
 from qkv.models.files.read import ModelError, plain
 
 TABLES = tomllib.loads(Path(__file__).with_name("gguf.toml").read_text("utf-8"))
-# Keys that `gguf_config` reads apart from the table, or that repeat what the tensors say.
+# Keys that `gguf_config` reads without the table, or that repeat the sizes of tensors.
 _READ = re.compile(
     r"vocab_size|rope\.(dimension_count|scal.*)|attention\.(value_length|causal)|pooling_type"
 )
 _FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-_BIASES = {"attention_bias": "attn_output", "mlp_bias": "ffn_up"}  # A key, and a part with a bias.
+# Maps a config key to a part that has a bias if the key is true.
+_BIASES = {"attention_bias": "attn_output", "mlp_bias": "ffn_up"}
 _POOLING = {0: None, 1: "mean", 2: "cls", 3: "lasttoken"}
 _ENDS = ("eos", "eot", "eom")  # the end of a text, of a turn, of a message
 _NAME = re.compile(r"(blk\.\d{1,5}\.)?([\w.]+?)(\.weight|\.bias)")
@@ -42,7 +43,7 @@ def gguf_config(file: Gguf, families: Mapping[str, Family]) -> dict[str, Any]:
     parts = Config(file.metadata, str(file.path)).whole("split.count", 0)
     if parts > 1:
         raise ModelError(
-            f"{file.path}: it is one of {parts} parts of a model: join them with "
+            f"{file.path} is one of {parts} parts of a model; join them with "
             "llama-gguf-split --merge"
         )
     family = families[about["family"]]
@@ -76,7 +77,7 @@ def gguf_config(file: Gguf, families: Mapping[str, Family]) -> dict[str, Any]:
         values |= _falcon_values(file, section)
     if about["family"] == "stablelm":
         values["qk_layernorm"] = "blk.0.attn_q_norm.weight" in file.tensors
-    if "large" in about:  # the largest model divides scores by another number
+    if "large" in about:  # the largest model divides scores by a different number
         is_large = section.layers("block_count") == about["large"]
         values["query_pre_attn_scalar"] = dim // heads if is_large else size
     decodes = about["class"].endswith(("CausalLM", "LMHeadModel"))
@@ -104,10 +105,10 @@ def _falcon_values(file: Gguf, section: Config) -> dict[str, Any]:
 
 
 def gguf_pooling(file: Gguf) -> str | None:
-    """Return how the metadata says that token vectors become a text's vector, or None."""
+    """Return the pooling of token vectors that is named in the metadata, or None."""
     kind = _section(file).whole("pooling_type", 0)
     if kind not in _POOLING:
-        raise ModelError(f"{file.path}: pooling_type is {kind}, a reranker, which qkv cannot read")
+        raise ModelError(f"{file.path}: pooling_type is {kind}: qkv cannot read a reranker in GGUF")
     return _POOLING[kind]
 
 
@@ -131,7 +132,7 @@ def gguf_tensors(file: Gguf, names: Names) -> GgufTensors:
     """Return the tensors of a GGUF file, with the names and the layout of transformers' files.
 
     Raises:
-        ModelError: the file holds a tensor that the model's family has no name for.
+        ModelError: the file holds a tensor for which the model's family has no name.
     """
     about, section, family = _architecture(file), _section(file), names.family
     found: dict[str, Blocks] = {}
@@ -163,7 +164,7 @@ def gguf_tensors(file: Gguf, names: Names) -> GgufTensors:
 
 
 def _order(part: str, tensor: Blocks, about: dict[str, Any], section: Config) -> Array | None:
-    """Return the order in which transformers has the rows of a tensor, as in `Blocks`."""
+    """Return the order of a tensor's rows in transformers, as in `Blocks`."""
     heads = section.size("attention.head_count")
     kv_heads = section.size("attention.head_count_kv", heads)
     rows, count = tensor.shape[0], {"attn_q": heads, "attn_k": kv_heads}.get(part, 0)
@@ -173,7 +174,8 @@ def _order(part: str, tensor: Blocks, about: dict[str, Any], section: Config) ->
         return None
     if rows % parts:
         raise ModelError(
-            f"{section.source}: {part} has {rows} rows, which {count or heads} heads cannot share"
+            f"{section.source}: {part} has {rows} rows, which cannot be divided among "
+            f"{count or heads} heads"
         )
     if not grouped:
         return np.arange(rows).reshape(count, -1, 2).swapaxes(1, 2).reshape(-1)
@@ -183,7 +185,7 @@ def _order(part: str, tensor: Blocks, about: dict[str, Any], section: Config) ->
 
 
 def _experts(ours: str, tensor: Blocks) -> list[tuple[str, Blocks]]:
-    """Return the name and tensor of each expert or head, if the first axis counts these."""
+    """Return the name and tensor of each expert or head, if these are the tensor's first axis."""
     if "*" not in ours or len(tensor.shape) < 2:
         return [(ours, tensor)]
     parts = tensor.raw.reshape(tensor.shape[0], -1)
@@ -194,13 +196,13 @@ def _experts(ours: str, tensor: Blocks) -> list[tuple[str, Blocks]]:
 
 
 def _architecture(file: Gguf, families: Collection[str] | None = None) -> dict[str, Any]:
-    """Return the row of the table for a file's architecture, whose family must be one of these."""
+    """Return the table's row for a file's architecture; its family must be in `families`."""
     name, rows = file.metadata.get("general.architecture"), TABLES["architectures"]
     known = [one for one in rows if families is None or rows[one]["family"] in families]
     if name not in known:
         raise ModelError(
             f"{file.path}: the architecture is {name!r:.80}, which qkv does not support in GGUF "
-            f"files: it supports {', '.join(known)}"
+            f"files; qkv supports {', '.join(known)}"
         )
     row = rows[name]
     mixed = "experts" in row and bool(file.metadata.get(f"{name}.expert_count"))
@@ -208,12 +210,12 @@ def _architecture(file: Gguf, families: Collection[str] | None = None) -> dict[s
 
 
 def _section(file: Gguf) -> Config:
-    """Return the metadata of the architecture, without its name before the keys."""
+    """Return the architecture's metadata; remove the architecture's name from the keys."""
     return section_of(file, f"{file.metadata['general.architecture']}.")
 
 
 def section_of(file: Gguf, start: str, **more: Any) -> Config:
-    """Return the metadata whose keys begin with `start`, without `start`, and more values."""
+    """Return the metadata under the prefix `start`, with this prefix removed and `more` added."""
     section = {k.removeprefix(start): v for k, v in file.metadata.items() if k.startswith(start)}
     return Config({**section, **more}, f"{file.path}: {start[:-1]}")
 
@@ -242,8 +244,8 @@ def _scaling(file: Gguf, section: Config) -> dict[str, Any]:
         return {}
     if kind not in ("linear", "yarn"):
         raise ModelError(
-            f"{section.source}.rope.scaling.type is {kind!r:.80}, which qkv does not support: it "
-            "supports none, linear, yarn and longrope"
+            f"{section.source}.rope.scaling.type is {kind!r:.80}, which qkv does not support; "
+            "qkv supports none, linear, yarn and longrope"
         )
     table = {"rope_type": kind, "factor": factor}
     if kind == "yarn":

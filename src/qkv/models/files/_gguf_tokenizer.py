@@ -25,7 +25,7 @@ Parts = dict[str, Any]  # Parts of a tokenizer.json.
 
 
 def gguf_tokenizer(file: Gguf) -> Parts | None:
-    """Return the contents of a tokenizer.json; None if the file holds no tokenizer.
+    """Return the contents of a tokenizer.json; None if the file does not hold a tokenizer.
 
     Unlike transformers, this function obeys `add_space_prefix` and `precompiled_charsmap`, and
     keeps special tokens with letters outside the byte alphabet.
@@ -55,7 +55,7 @@ def gguf_tokenizer(file: Gguf) -> Parts | None:
 
 
 def gguf_sentence(file: Gguf) -> Sentence:
-    """Return the steps from a text to a vector, with the contents of a tokenizer_config.json.
+    """Return the steps from a text to a vector, including the contents of a tokenizer_config.json.
 
     The tokenizer_config.json holds the special tokens and the chat templates.
     """
@@ -88,7 +88,7 @@ def gguf_sentence(file: Gguf) -> Sentence:
 
 
 def _section(file: Gguf) -> Config:
-    """Return the metadata about the tokenizer, without the beginning of the keys."""
+    """Return the tokenizer's metadata; remove the prefix of the keys."""
     return section_of(file, _START, architecture=file.metadata["general.architecture"])
 
 
@@ -101,7 +101,7 @@ def _tokens(section: Config, key: str = "tokens") -> list[str]:
 
 
 def _numbers(section: Config, key: str, kinds: str, count: int) -> Any:
-    """Return an array of `count` numbers, or of none if the file has none."""
+    """Return an array of `count` numbers, or an empty array if the file has none."""
     value = section.value(key, np.empty(0, np.int32))
     fine = isinstance(value, np.ndarray) and value.dtype.kind in kinds
     section.need(fine and len(value) in (0, count), key, value, f"a list of {count} numbers")
@@ -118,8 +118,8 @@ def _scores(section: Config, tokens: Sequence[str]) -> list[float]:
 def _byte_level(section: Config, tokens: Sequence[str], added: set[int]) -> Parts:
     """Return the parts of a byte-level BPE, such as GPT-2's.
 
-    A file of SmolLM names the way "smollm". llama.cpp and SmolLM's own tokenizer then cut numbers
-    into single digits; this function splits texts as GPT-2 does, like transformers for the file.
+    SmolLM's own tokenizer, and llama.cpp for a file with the rule "smollm", cut numbers into single
+    digits. Like transformers, this function ignores that rule and splits texts as GPT-2 does.
     """
     from tokenizers.pre_tokenizers import ByteLevel
 
@@ -146,7 +146,7 @@ def _byte_level(section: Config, tokens: Sequence[str], added: set[int]) -> Part
 
 
 def _sentence_piece(section: Config, tokens: Sequence[str], added: set[int]) -> Parts:
-    """Return the parts of a BPE of SentencePiece, in the way of Llama, Phi-3 or Gemma."""
+    """Return the parts of a SentencePiece BPE, as in Llama, Phi-3 or Gemma."""
     way = str(section.values.get("architecture")).rstrip("23")
     if way == "gemma":  # Gemma's merges are in the order of the tokens, not of the scores.
         tokens = [_BLANK * len(t) if not t.strip(" ") else t for t in tokens]
@@ -180,7 +180,7 @@ def _sentence_piece(section: Config, tokens: Sequence[str], added: set[int]) -> 
 
 
 def _unigram(section: Config, tokens: Sequence[str], added: set[int]) -> Parts:
-    """Return the parts of a Unigram model of SentencePiece, as for T5 and XLM-R."""
+    """Return the parts of a SentencePiece Unigram model, as for T5 and XLM-R."""
     first, last = _ends(section, eos=True)
     table = _numbers(
         section, "precompiled_charsmap", "iu", len(section.value("precompiled_charsmap", ()))
@@ -205,10 +205,11 @@ def _unigram(section: Config, tokens: Sequence[str], added: set[int]) -> Parts:
 
 
 def _word_piece(section: Config, tokens: Sequence[str], added: set[int]) -> Parts:
-    """Return the parts of a BERT's WordPiece.
+    """Return the parts of BERT's WordPiece.
 
-    The file marks the beginnings of words, and a tokenizer.json the other tokens. The file does not
-    say whether the tokenizer converts texts to lower case: it does if no token has a capital.
+    The GGUF file marks tokens that begin a word; a tokenizer.json marks all others. The GGUF file
+    does not say whether texts are converted to lower case; qkv converts texts if no token has a
+    capital letter.
     """
     spelled = {}
     for index, token in enumerate(tokens):

@@ -1,4 +1,4 @@
-"""Prepare images for a model, as its preprocessor_config.json says."""
+"""Prepare images for a model, as the model's preprocessor_config.json describes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,9 +30,9 @@ class Pixels:
     Attributes:
         size: the height and width of the resized image, or only the length of its shorter side. If
             images are not resized, `size` is None.
-        crop: the height and width of the center crop; None to keep the whole image.
+        crop: the height and width of the centre crop; None to keep the whole image.
         resample: Pillow's number for the resizing method: 2 is bilinear, 3 is bicubic.
-        factor: the factor for pixel values, which range from 0 to 255.
+        factor: the factor by which pixel values, which range from 0 to 255, are multiplied.
         mean: the mean of each channel; each value becomes `(value * factor - mean) / std`.
         std: the standard deviation of each channel.
         values: the contents of the file.
@@ -89,11 +89,14 @@ class Pixels:
             )
             if not np.array(std, np.float32).all():
                 raise ModelError(
-                    f"{path}: image_std is {config.values['image_std']}: no number may be 0"
+                    f"{path}: image_std is {config.values['image_std']}, but no number may be 0"
                 )
         resample = config.whole("resample", 3 if crops else 2)
         if resample > 5:
-            raise ModelError(f"{path}: resample is {resample}: give a method of Pillow, 0 to 5")
+            raise ModelError(
+                f"{path}: resample is {resample}; it must be one of Pillow's resampling filters, "
+                "0 to 5"
+            )
         pixels = cls(size, crop, resample, factor, mean, std, config.values)
         pixels._check_size(design, path)
         return pixels
@@ -108,7 +111,7 @@ class Pixels:
             pixels = pixels[..., None]
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[-1] != channels:
             raise value_error(
-                f"the image is {pixels.dtype} {pixels.shape}: give uint8 (H, W, {channels})"
+                f"the image is {pixels.dtype} {pixels.shape}; pass uint8 (H, W, {channels})"
             )
         size = self.size
         if isinstance(size, int):
@@ -129,21 +132,21 @@ class Pixels:
         least = (size, size) if isinstance(size, int) else size
         if crop is not None and least is not None and (least[0] < crop[0] or least[1] < crop[1]):
             raise ModelError(
-                f"{path}: crop_size is {crop[0]} x {crop[1]} and images are resized to {size}: "
-                "give a crop_size of at most that size"
+                f"{path}: crop_size is {crop[0]} x {crop[1]} and images are resized to {size}; "
+                "crop_size must not be larger than the resized images"
             )
         if last is None or design.any_size:
             return
         if isinstance(last, int):
             raise ModelError(
                 f"{path}: size has only shortest_edge, do_center_crop is false, and the model "
-                f"takes images of {design.image[0]} x {design.image[1]}: give height and width, "
-                "or set do_center_crop to true"
+                f"takes images of {design.image[0]} x {design.image[1]}; size must have height "
+                "and width, or do_center_crop must be true"
             )
         if last != design.image:
             raise ModelError(
                 f"{path}: {named} is {last[0]} x {last[1]} and the model takes images of "
-                f"{design.image[0]} x {design.image[1]}: both sizes must be equal"
+                f"{design.image[0]} x {design.image[1]}; the two sizes must be equal"
             )
 
 
@@ -166,8 +169,8 @@ def _pair(config: Config, key: str) -> tuple[int, int]:
     sides = value if isinstance(value, dict) else {"height": value, "width": value}
     if set(sides) != {"height", "width"}:
         raise ModelError(
-            f"{config.source}: {key} has {', '.join(map(str, sides))}, which qkv does not support: "
-            "give height and width"
+            f"{config.source}: {key} has {', '.join(map(str, sides))}, which qkv does not support; "
+            "use height and width"
         )
     part = Config(sides, f"{config.source}: {key}")
     return part.size("height", 224), part.size("width", 224)
@@ -184,12 +187,12 @@ def _with_shortest(size: tuple[int, ...], side: int) -> tuple[int, int]:
 
 
 def _middle(pixels: Array, size: tuple[int, int]) -> Array:
-    """Return the center (h, w, C) of an image (H, W, C)."""
+    """Return the centre (h, w, C) of an image (H, W, C)."""
     above, before = ((has - side) // 2 for has, side in zip(pixels.shape, size, strict=False))
     if above < 0 or before < 0:
         raise value_error(
-            f"the image is {pixels.shape[0]} x {pixels.shape[1]}: it is cropped to "
-            f"{size[0]} x {size[1]}, so give an image of at least that size"
+            f"the image is {pixels.shape[0]} x {pixels.shape[1]}, too small to be cropped to "
+            f"{size[0]} x {size[1]}; pass an image of at least that size"
         )
     return pixels[above : above + size[0], before : before + size[1]]
 
@@ -211,7 +214,7 @@ def _resize(pixels: Array, size: tuple[int, int], resample: int) -> Array:
         raise invalid(
             ImportError,
             f"the image is {pixels.shape[0]} x {pixels.shape[1]} and the model takes "
-            f"{size[0]} x {size[1]}: give an image of that size, or install Pillow: "
+            f"{size[0]} x {size[1]}; pass an image of that size, or install Pillow: "
             f"{install('plot')}",
         ) from error
     single = pixels.shape[-1] == 1

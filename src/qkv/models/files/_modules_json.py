@@ -1,4 +1,4 @@
-"""Read modules.json, which lists the modules of sentence-transformers that process a text."""
+"""Read modules.json, which lists the sentence-transformers modules that process a text."""
 
 import ast
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from qkv.models.files.read import CONFIG, MODULES, PROMPTS, ROUTER, ModelError, 
 
 STEPS = ("Dense", "LayerNorm", "Normalize", "Dropout")  # The modules after the pooling.
 READ = ("Transformer", "CLIPModel", "StaticEmbedding", "Pooling", *STEPS)
-SPLADE, MASK = "SpladePooling", "MultiVectorMask"  # of SparseEncoder; of MultiVectorEncoder
+SPLADE, MASK = "SpladePooling", "MultiVectorMask"  # modules of SparseEncoder and MultiVectorEncoder
 _OTHERS = {"MLMTransformer": "Transformer", SPLADE: SPLADE, MASK: MASK}
 _PACKAGES = ("sentence_transformers.", "pylate.")
 _ROUTER = ("Router", "Asym")  # The current and the old name of the class.
@@ -20,7 +20,7 @@ Chosen = Mapping[tuple[Any, Any], str]  # Maps (task, kind of input) to a route;
 
 @dataclass(frozen=True)
 class Module:
-    """A module of sentence-transformers.
+    """A sentence-transformers module.
 
     Attributes:
         kind: the name of the module's class.
@@ -86,7 +86,7 @@ def read_routing(folder: Path) -> Routing:
         return Routing({"": ()})
     listed = read_json(path, list)
     if not listed or not all(isinstance(module, dict) for module in listed):
-        raise ModelError(f"{path}: the file is {listed!r:.80}: it must be a list of modules")
+        raise ModelError(f"{path} contains {listed!r:.80}: it must contain a list of modules")
     modules = [_module(path, module.get("type"), module.get("path", "")) for module in listed]
     routing = _read_routes(folder, modules)
     for way in routing.ways.values():
@@ -100,17 +100,17 @@ def _module(path: Path, kind: Any, subfolder: Any) -> Module:
     name = _OTHERS.get(name, name)
     if not str(kind).startswith(_PACKAGES) or name not in (*READ, *_OTHERS, *_ROUTER):
         raise ModelError(
-            f"{path}: qkv does not support the module {kind!s:.80}: the supported modules of "
+            f"{path}: qkv does not support the module {kind!s:.80}; the supported modules of "
             f"sentence-transformers are {', '.join(READ)} and Router"
         )
     return Module(name, _inside(path, subfolder))
 
 
 def _inside(path: Path, inner: Any) -> str:
-    """Return `inner` as a string; raise an error if this path leads out of the model's folder."""
+    """Return `inner` as a string; raise an error if it is a path outside the model's folder."""
     parts = PurePosixPath(inner).parts if isinstance(inner, str) else ("..",)
     if ".." in parts or str(inner).startswith("/") or "\\" in str(inner) or ":" in str(inner):
-        raise ModelError(f"{path}: the path {inner!r:.80} leads out of the model's folder")
+        raise ModelError(f"{path}: the path {inner!r:.80} is outside the model's folder")
     return str(inner)
 
 
@@ -120,7 +120,9 @@ def _read_routes(folder: Path, modules: list[Module]) -> Routing:
     if not numbers:
         return Routing({"": tuple(modules)}, files=(MODULES,))
     if len(numbers) > 1:
-        raise ModelError(f"{folder / MODULES}: it has {len(numbers)} routers: qkv supports one")
+        raise ModelError(
+            f"{folder / MODULES} has {len(numbers)} routers, but qkv supports only one"
+        )
     number, home = numbers[0], modules[numbers[0]].subfolder
     file = next((name for name in (ROUTER, CONFIG) if (folder / home / name).is_file()), ROUTER)
     path = folder / home / file
@@ -132,8 +134,8 @@ def _read_routes(folder: Path, modules: list[Module]) -> Routing:
         for way in ways.values()
     ):
         raise ModelError(
-            f"{path}: it must have `structure`, the modules of each route, and `types`, the class "
-            "of each module"
+            f"{path} must have `structure`, the modules of each route, and `types`, the class of "
+            "each module"
         )
     routes = {
         name: tuple(
@@ -144,7 +146,7 @@ def _read_routes(folder: Path, modules: list[Module]) -> Routing:
     }
     for module in (module for way in routes.values() for module in way):
         if module.kind in _ROUTER:
-            raise ModelError(f"{path}: it has a router in a router: qkv supports one router")
+            raise ModelError(f"{path} has a router inside a router, but qkv supports only one")
     before, after = tuple(modules[:number]), tuple(modules[number + 1 :])
     whole = {name: (*before, *way, *after) for name, way in routes.items()}
     inner = str(PurePosixPath(home, file))
@@ -163,7 +165,7 @@ def _choice(path: Path, options: Any, ways: Mapping[str, Any]) -> tuple[str | No
             task, kind = ast.literal_eval(written)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             raise ModelError(
-                f"{path}: route_mappings has the key {written!r:.80}: a key must be a task and a "
+                f"{path}: route_mappings has the key {written!r:.80}; a key must be a task and a "
                 "kind of input"
             ) from None
         # Skip keys such as ("query", ("text", "image")), which need a text together with an image.
@@ -172,7 +174,7 @@ def _choice(path: Path, options: Any, ways: Mapping[str, Any]) -> tuple[str | No
     for way in (*chosen.values(), *(() if default is None else (default,))):
         if not isinstance(way, str) or way not in ways:
             raise ModelError(
-                f"{path}: {way!r:.80} is not a route: the routes are {', '.join(ways)}"
+                f"{path}: {way!r:.80} is not a route; the routes are {', '.join(ways)}"
             )
     return default, chosen
 
@@ -189,14 +191,14 @@ def _check_order(path: Path, modules: tuple[Module, ...]) -> None:
     fine = whole or multi or kinds[:2] in (["Transformer", "Pooling"], ["Transformer", SPLADE])
     if not fine or set(kinds[first:]) - {*STEPS, *[MASK] * multi}:
         raise ModelError(
-            f"{path}: its modules are {', '.join(kinds)}: qkv supports Transformer and Pooling, "
-            f"Transformer and {SPLADE}, Transformer and {MASK}, or StaticEmbedding, and then any "
-            f"of {', '.join(STEPS)}"
+            f"{path}: its modules are {', '.join(kinds)}, but qkv supports only Transformer and "
+            f"Pooling, Transformer and {SPLADE}, Transformer and {MASK}, or StaticEmbedding, "
+            f"optionally followed by any of {', '.join(STEPS)}"
         )
 
 
 def _pools_itself(folder: Path, module: Module) -> bool:
-    """Return whether a module is a CLIP model; CLIP needs no separate pooling."""
+    """Return whether a module is a CLIP model; CLIP does not need separate pooling."""
     config = folder / module.subfolder / CONFIG
     is_model = module.kind in ("Transformer", "CLIPModel") and config.is_file()
     return is_model and str(read_json(config).get("model_type")).startswith("clip")
@@ -209,6 +211,6 @@ def is_pylate(folder: Path) -> bool:
 
 
 def is_cross_encoder(folder: Path) -> bool:
-    """Return whether the folder was saved by a CrossEncoder of sentence-transformers."""
+    """Return whether sentence-transformers' CrossEncoder saved the folder."""
     path = folder / PROMPTS
     return path.is_file() and read_json(path).get("model_type") == "CrossEncoder"

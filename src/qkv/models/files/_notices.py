@@ -10,7 +10,7 @@ MAX_BYTES = 2**20  # The maximum size of all documents together, in bytes.
 
 
 def read_notices(folder: Path) -> dict[str, str]:
-    """Return the texts of a folder's documents, keyed by file name, the model card first.
+    """Return the texts of a folder's documents, keyed by file name, model card first.
 
     If qkv cannot read a file, the dict holds a sentence with the reason instead of the file's text.
     """

@@ -32,7 +32,7 @@ def storage_type(dtype: Any) -> DType | None:
     with suppress(TypeError):
         return float_type(dtype)
     raise value_error(
-        f"dtype is {quote(dtype)}: give int8, {', '.join(FLOAT_NAMES)}, or omit dtype"
+        f"dtype is {quote(dtype)}; pass int8, {', '.join(FLOAT_NAMES)}, or omit dtype"
     )
 
 
@@ -54,7 +54,7 @@ def save_model(
 
     home = named_folder(folder)
     if home.exists() and not home.is_dir():
-        raise invalid(NotADirectoryError, f"{home} is a file: give a folder")
+        raise invalid(NotADirectoryError, f"{home} is a file; pass a folder")
     inner = home / sentence.home
     arrays: dict[str, Array] = {}
     for name, array in weights.to_files().items():
@@ -105,9 +105,9 @@ def _encode_tensor(name: str, array: Array, dtype: DType | None) -> dict[str, Ar
     largest = float(np.abs(array).max(initial=0))
     if not largest <= limit:
         raise value_error(
-            f"{name} has numbers up to {largest:g}, and "
-            f"{'int8 with float16 scales' if in_rows else kind.name} stores finite numbers up to "
-            f"{limit:g}: omit dtype to keep the type of each array"
+            f"{name} has numbers up to {largest:g}, but "
+            f"{'int8 with float16 scales' if in_rows else kind.name} stores finite numbers only "
+            f"up to {limit:g}: omit dtype to keep the type of each array"
         )
     if not in_rows:
         return {name: np.asarray(array, kind, order="C")}

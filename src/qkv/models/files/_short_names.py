@@ -28,8 +28,8 @@ SHORT_NAMES = {
     ),
 }
 
-# The Hub's names without a slash, and where the Hub redirects them. The Hugging Face cache may hold
-# a model under either name.
+# Maps the Hub's names without a slash to the names to which the Hub redirects. The Hugging Face
+# cache may hold a model under either name.
 REDIRECTS = {
     "bert-base-cased": "google-bert/bert-base-cased",
     "bert-base-uncased": "google-bert/bert-base-uncased",

@@ -51,7 +51,7 @@ class Stored:
     is_between_blocks = False  # whether the file may hold matrices in blocks
 
     def rows(self, name: str) -> list[tuple[str, str, tuple[int, ...], Array]]:
-        """Return the name, type, shape and bytes of each tensor in the file that this one is."""
+        """Return the name, type, shape and bytes of each stored tensor that `self` consists of."""
         return [(name, self.kind, self.shape, self.raw)]
 
     def same(self, other: "Stored") -> bool:
@@ -60,11 +60,20 @@ class Stored:
         return alike and np.array_equal(self.raw, other.raw)
 
     def packed(self, is_transposed: bool, cut: Callable[[Array], Array]) -> Any:
-        """Return a `BlockMatrix`; None if the tensor is not in blocks that can be multiplied.
+        """Return the tensor as a `BlockMatrix`; None if it is not in blocks that can be multiplied.
 
         Args:
             is_transposed: whether to transpose the matrix.
             cut: a function that returns the indices of the last axis to keep, in order.
+        """
+        return None
+
+    def raw_rows(
+        self, is_transposed: bool, cut: Callable[[Array], Array]
+    ) -> tuple[str, Array] | None:
+        """Return the kind of the matrix's blocks, and the bytes of each row; None without blocks.
+
+        The arguments are those of `packed`.
         """
         return None
 
@@ -85,7 +94,7 @@ class Stored:
     def read(self) -> Array:
         """Return the tensor's values as an array.
 
-        The array is a view of the memory-mapped file if NumPy needs no conversion.
+        The array is a view of the memory-mapped file unless the values must be converted for NumPy.
         """
         dtype = np.dtype(TYPES[self.kind]).newbyteorder("<")
         array: Array = self.raw.view(dtype).reshape(self.shape)
@@ -169,7 +178,7 @@ class Tensors(dict[str, Stored]):
             wrong = [n for n, file in index.items() if n not in self or self[n].path.name != file]
             if wrong:
                 warnings.warn(
-                    f"{self.source}: it names the wrong file for {plain(', '.join(wrong), 300)}: "
+                    f"{self.source} names the wrong file for {plain(', '.join(wrong), 300)}: "
                     "qkv reads the tensors that the files hold",
                     UserWarning,
                     stacklevel=2,
@@ -182,7 +191,7 @@ class Tensors(dict[str, Stored]):
         return digest(row for name, tensor in self.items() for row in tensor.rows(name))
 
     def release(self) -> None:
-        """Give the memory of mapped files back to the system, which reads it again if needed."""
+        """Return the memory of mapped files to the system, which reads them again if needed."""
         for tensor in {tensor.path: tensor for tensor in self.values()}.values():
             release(tensor.raw)
 
@@ -193,14 +202,14 @@ class Tensors(dict[str, Stored]):
         ):
             raise ModelError(
                 f"{self.source}: {name} is {rows.kind} {rows.shape} and {name}{SCALE} is "
-                f"{scales.kind} {scales.shape}: the matrix must be I8 (rows, columns) and its "
+                f"{scales.kind} {scales.shape}; the matrix must be I8 (rows, columns) and its "
                 "scales must be F16 (rows,)"
             )
         return Int8Rows(rows.path, "F32", rows.shape, rows.raw, scales)
 
 
 def release(raw: Any) -> None:
-    """Give the memory of a mapped file back to the system, which reads it again if needed."""
+    """Return the memory of a mapped file to the system, which reads the file again if needed."""
     while isinstance(raw, np.ndarray):
         raw = raw.base
     if isinstance(raw, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
@@ -212,7 +221,7 @@ def digest(tensors: Iterable[tuple[str, str, tuple[int, ...], Any]]) -> str:
 
     The tensors are sorted by name. For each tensor, four strings are hashed: the name, the type,
     the shape and the bytes as safetensors writes them. A zero byte follows each of the first three
-    strings. A shape is written like "16,4".
+    strings. A shape is written in the form "16,4".
 
     >>> digest([("b", "I8", (1,), b"1"), ("a", "F16", (), b"22")])[:16]
     'f2f043c8ed9c5c29'
@@ -235,7 +244,7 @@ def _files(folder: Path, index: Mapping[str, str] | None) -> list[Path]:
     for path in paths:
         if not path.is_file():
             raise ModelError(
-                f"{folder / INDEX}: the shard {path.name} is not in the folder: download it"
+                f"{folder / INDEX}: the shard {path.name} is not in the folder; download it"
             )
     if not paths:
         whole = folder / WEIGHTS
@@ -256,8 +265,8 @@ def header(path: Path) -> dict[str, Stored]:
             length = int.from_bytes(stream.read(8), "little")
             if _MOST_HEADER < length < path.stat().st_size:
                 raise ModelError(
-                    f"{path}: its header has {length} bytes: the maximum is {_MOST_HEADER} bytes, "
-                    "enough for 50,000 tensors: split the file into shards"
+                    f"{path}: its header has {length} bytes, but the maximum is {_MOST_HEADER} "
+                    "bytes, enough for 50,000 tensors; split the file into shards"
                 )
             with safe_open(path, framework="numpy"):
                 pass
@@ -268,7 +277,7 @@ def header(path: Path) -> dict[str, Stored]:
         raise
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(
-            f"{path}: the file is truncated or not a safetensors file: {first_line(error)}: "
+            f"{path}: the file is truncated or not a safetensors file ({first_line(error)}); "
             "download or save it again"
         ) from error
     header.pop("__metadata__", None)
@@ -276,7 +285,7 @@ def header(path: Path) -> dict[str, Stored]:
     for name, about in header.items():
         shape = about["shape"]
         if len(shape) > _MOST_DIMENSIONS or math.prod(size or 1 for size in shape) >= _MOST_NUMBERS:
-            raise ModelError(f"{path}: {name} has an impossible shape: {shape!s:.80}")
+            raise ModelError(f"{path}: {name} has the impossible shape {shape!s:.80}")
         raw = numbers[slice(*about["data_offsets"])]
         tensors[name] = Stored(path, about["dtype"], tuple(shape), raw)
     return tensors

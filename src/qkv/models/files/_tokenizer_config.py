@@ -80,7 +80,7 @@ def configure(tokenizer: SubwordTokenizer, config: Config, home: Path, family: s
 
 
 def _chat_template(config: Config, home: Path) -> str | dict[str, str] | None:
-    """Return the chat template, or several by name; files of their own come first."""
+    """Return the chat template, or several by name; separate files take precedence."""
     files = {path.stem: path for path in sorted(home.glob(f"{TEMPLATES}/*.jinja"))}
     if (home / TEMPLATE).is_file():
         files["default"] = home / TEMPLATE
@@ -89,7 +89,7 @@ def _chat_template(config: Config, home: Path) -> str | dict[str, str] | None:
         need_file(path, MOST_JSON)
         if not stays(path, home):
             raise ModelError(
-                f"{path}: it is a link that leads out of the folder: put the file there"
+                f"{path} is a link to a file outside the folder; copy the file into it"
             )
         templates[name] = path.read_text("utf-8", errors="replace")
     if not templates:
@@ -117,7 +117,8 @@ def _named_tokens(config: Config, home: Path) -> dict[str, str]:
 def chat_files(tokenizer: Tokenizer, *, configured: bool) -> dict[str, bytes]:
     """Return the files of a tokenizer's chat templates.
 
-    Unless the tokenizer is `configured` by a tokenizer_config.json, a new one names its tokens.
+    Unless a tokenizer_config.json has already `configured` the tokenizer, the files include a new
+    one, which holds the tokenizer's `named_tokens`.
     """
     given = tokenizer.chat_template
     templates = {"default": given} if isinstance(given, str) else given or {}
@@ -125,7 +126,8 @@ def chat_files(tokenizer: Tokenizer, *, configured: bool) -> dict[str, bytes]:
     for name, template in templates.items():
         if not re.fullmatch(r"[\w-][\w.-]*", name):
             raise value_error(
-                f"the chat template {name!r:.80} cannot be a file: rename the template"
+                f"the name of the chat template {name!r:.80} cannot be a file name: rename "
+                "the template"
             )
         path = TEMPLATE if name == "default" else f"{TEMPLATES}/{name}.jinja"
         files[path] = template.encode("utf-8")

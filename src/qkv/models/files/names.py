@@ -19,7 +19,7 @@ from qkv.ops.kernel import is_bfloat16, variant
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 QKV = tuple(f"blocks.*.attn.{name}" for name in PROJECTIONS[:3])
-_NUMBERED = r"\b(?:blocks|experts|[qk]_norm)\."  # what a number follows in qkv's names
+_NUMBERED = r"\b(?:blocks|experts|[qk]_norm)\."  # the parts of names that a number follows
 _TABLE, _OUTPUT = "embed.weight", "head.out_proj.weight"
 _IN_INT8 = re.compile(r"\bblocks\.\d+\..*(?<!router)_proj\.weight$")
 
@@ -157,7 +157,7 @@ class Family:
         return Config(values, source, self.defaults, self.spellings)
 
     def today(self, stored: str) -> str:
-        """Remove the prefix from a tensor's name, and replace an old name by the new name."""
+        """Remove the prefix from a tensor's name, and replace an old name with the new name."""
         name = stored.removeprefix(self.prefix).removeprefix(self.old_prefix)
         for old, new in self.old.items():
             name = name.removesuffix(old) + new if name.endswith(old) else name
@@ -201,8 +201,8 @@ class Names:
         whole, part = next((pair for pair in pairs if pair[1] in self.parts), (name, name))
         if part not in self.parts:
             raise ModelError(
-                f"the family {self.family.model_type!r} has no name for {name}: add the name to "
-                "`names` of qkv.models.register"
+                f"the family {self.family.model_type!r} has no name for {name}: add one to the "
+                "argument `names` of qkv.models.register"
             )
         theirs = self.parts[part]
         tensor = theirs if isinstance(theirs, Fused) else Fused(theirs, 0, 1)
@@ -218,7 +218,7 @@ class Storage:
 
     Attributes:
         names: the names of parameters in the files.
-        parameters: the parameters, keyed by qkv's names; linear weights have the shape (in, out).
+        parameters: the parameters, keyed by qkv's names; linear weights have shape (in, out).
         heads: the tensors of heads that qkv does not compute, keyed by their names in the files.
         tensor_names: maps qkv's name of a parameter to the name of its tensor in the files.
         stored: the tensors in the files. In a copied or unpickled object, `stored` is only the
@@ -237,7 +237,7 @@ class Storage:
 
     @cached_property
     def sha256(self) -> str:
-        """The digest of the tensors in the files, before any conversion to another type.
+        """The digest of the tensors in the files, before any conversion to a different type.
 
         If parameters were replaced, this is the digest of the tensors that `Model.save` would
         write.
@@ -250,6 +250,14 @@ class Storage:
             (name, KINDS[array.dtype.name], array.shape, array.tobytes())
             for name, array in self.to_files().items()
         )
+
+    def blocks_of(self, name: str) -> tuple[str, Array] | None:
+        """Return what `Model.blocks_of` returns."""
+        if not isinstance(self.stored, Tensors) or name not in self.tensor_names:
+            return None
+        tensor, fused = self.stored.get(self.tensor_names[name]), self.names.tensor_of(name)[1]
+        is_transposed = self.names.family.is_transposed(name)
+        return None if tensor is None else tensor.raw_rows(is_transposed, fused.cut)
 
     def to_files(self) -> dict[str, Array]:
         """Return the tensors, keyed by their names in files."""
@@ -273,11 +281,11 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
     Args:
         names: the names of parameters in the files.
         design: the design, which defines the names and shapes of the parameters.
-        tensors: the files.
+        tensors: the tensors in the files.
         dtype: the dtype of the parameters; by default float64 if the files contain float64, else
-            float32. With int8, matrices in blocks become `BlockMatrix`, and all others float32. If
-            no matrix is in blocks, parameters are float32, and `in_int8` marks some of them.
-            Matrices that would be converted become `StoredMatrix`.
+            float32. With int8, matrices in blocks become `BlockMatrix`, and all other parameters
+            become float32. If no matrix is in blocks, parameters are float32, and `in_int8` marks
+            some of them. Matrices that would be converted become `StoredMatrix`.
 
     Raises:
         ModelError: a tensor is missing or unknown, or has the wrong shape or type.
@@ -297,7 +305,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
             theirs = instead[theirs]
         if theirs not in stored:
             raise ModelError(
-                f"{tensors.source}: the tensor {theirs} is missing: save or download the model "
+                f"{tensors.source}: the tensor {theirs} is missing; save or download the model "
                 "again"
             )
         tensor = tensors[stored[theirs]]
@@ -306,12 +314,12 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
         expected = expected[::-1] if family.is_transposed(name) else expected
         if tensor.shape != expected:
             raise ModelError(
-                f"{tensors.source}: {theirs} has shape {tensor.shape} and must have "
+                f"{tensors.source}: {theirs} has shape {tensor.shape}, but must have "
                 f"{expected} according to config.json"
             )
         if tensor.kind not in FLOATS:
             raise ModelError(
-                f"{tensors.source}: {theirs} is {tensor.kind}: it must be one of "
+                f"{tensors.source}: {theirs} is {tensor.kind}; it must be one of "
                 f"{', '.join(FLOATS)}"
             )
         wanted[name] = theirs, fused, shape
@@ -323,7 +331,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
         if family.body and name.startswith(family.body):
             raise ModelError(
                 f"{tensors.source}: {name} does not belong to the {family.model_type} model in "
-                "config.json: correct config.json, or remove the tensor"
+                "config.json; correct config.json, or remove the tensor"
             )
         if tensors[in_file].kind in TYPES:
             heads[in_file] = tensors[in_file].read()
@@ -338,7 +346,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
             matrix = tensor.packed(is_transposed, fused.cut)
         if matrix is None and _is_lazy(name, tensor, fused, shape, kind):
             is_exact = in_blocks and tensor.has_exact_rows
-            by_row = is_exact and fused.count == 1  # other tensors may read all rows for a few
+            by_row = is_exact and fused.count == 1  # other tensors may have to read all rows
             matrix = StoredMatrix(
                 partial(_read_parameter, tensor, is_transposed, fused),
                 shape,
@@ -371,8 +379,8 @@ def _read_parameter(tensor: Stored, is_transposed: bool, fused: Fused) -> Array:
 def _is_lazy(name: str, tensor: Stored, fused: Fused, shape: Shape, kind: DType) -> bool:
     """Return whether a parameter is read when its values are needed.
 
-    These are matrices whose values in memory would be a copy, beside the kernel's packed copy or
-    beside the mapped file.
+    This is true for matrices whose values in memory would only duplicate the kernel's packed copy
+    or the mapped file.
     """
     if variant() is None or kind == np.float64 or len(shape) != 2:
         return False
@@ -382,10 +390,10 @@ def _is_lazy(name: str, tensor: Stored, fused: Fused, shape: Shape, kind: DType)
 
 
 def in_int8(parameters: Mapping[str, Array], design: AnyDesign) -> dict[str, Array]:
-    """Return the parameters; products with the weights of linear layers are computed in int8.
+    """Return the parameters; mark the weights of linear layers for products in int8.
 
-    These are the layers of the blocks, except routers of experts, and the output matrix of a head
-    that predicts words. Tensors of several experts stay float32.
+    The marked weights are those of the blocks, except routers of experts, and the output matrix of
+    a head that predicts words. Tensors of several experts stay float32.
     """
     head, names = design.head, set[str]()
     if head is not None and head.pool is None and not (head.classes or head.embeds):
@@ -419,7 +427,7 @@ def _stored_names(family: Family, tensors: Tensors) -> dict[str, str]:
         name = family.today(in_file)
         if name in stored:
             raise ModelError(
-                f"{tensors.source}: {in_file} and {stored[name]} are names of the same tensor: "
+                f"{tensors.source}: {in_file} and {stored[name]} are names of the same tensor; "
                 "keep one of them"
             )
         stored[name] = in_file
@@ -428,7 +436,7 @@ def _stored_names(family: Family, tensors: Tensors) -> dict[str, str]:
             in_file = stored.pop(copy)
             if not tensors[in_file].same(tensors[stored.setdefault(name, in_file)]):
                 raise ModelError(
-                    f"{tensors.source}: {in_file} differs from {name}: qkv supports only models in "
-                    "which both tensors are equal"
+                    f"{tensors.source}: {in_file} differs from {name}, but qkv supports only "
+                    "models in which the two are equal"
                 )
     return stored

@@ -33,7 +33,7 @@ _FILES = (
     *("*sentence_*_config.json", ADAPTER, ADDED, TEMPLATE, "sparse_linear.pt"),
 )
 _INNER = (*(f"*/{name}" for name in _FILES), f"{TEMPLATES}/*.jinja")
-NEEDED = [*_FILES, *_INNER, CARD, *LICENCES]  # to download
+NEEDED = [*_FILES, *_INNER, CARD, *LICENCES]  # files to download
 
 MOST_JSON = 64 * 2**20  # In bytes. The index of a very large model has about 10 MB.
 MOST_TOKENIZER = 512 * 2**20
@@ -44,7 +44,7 @@ class ModelError(ValueError):
 
 
 def shards(folder: Path) -> dict[str, str] | None:
-    """Return a dict from each tensor's name to the name of its file, as the folder's index says.
+    """Read the folder's index, and return a dict that maps each tensor's name to its file's name.
 
     If the folder has no index, return None.
 
@@ -56,7 +56,7 @@ def shards(folder: Path) -> dict[str, str] | None:
         return None
     names: Any = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
-        raise ModelError(f"{index}: it has no weight_map, which must give the file of each tensor")
+        raise ModelError(f"{index} has no weight_map, which must name the file of each tensor")
     for file in set(names.values()):
         beside = PurePosixPath(file).name == file == PureWindowsPath(file).name
         odd = not file.isprintable() or len(file.encode()) > 255
@@ -66,14 +66,14 @@ def shards(folder: Path) -> dict[str, str] | None:
             )
         if not stays(folder / file):
             raise ModelError(
-                f"{index}: the shard {file} is a link that leads out of the folder: "
-                "put the file itself there"
+                f"{index}: the shard {file} is a link to a file outside the folder; "
+                "copy the file into it"
             )
     return dict(names)
 
 
 def stays(path: Path, folder: Path | None = None) -> bool:
-    """Return whether the target of a path is in `folder`, by default its own, or in the cache."""
+    """Return whether a path's target is in `folder` (by default the path's own) or in the cache."""
     real, home = (Path(os.path.realpath(one)) for one in (path, folder or path.parent))
     roots = [home]
     for above in home.parents:
@@ -93,10 +93,11 @@ def need_file(path: Path, most: float = math.inf) -> None:
     except (OSError, ValueError):
         raise ModelError(f"{path}: the file is missing") from None
     if not stat.S_ISREG(about.st_mode):
-        raise ModelError(f"{path}: it is not an ordinary file")
+        raise ModelError(f"{path}: it is not a regular file")
     if about.st_size > most:
         raise ModelError(
-            f"{path}: it is {about.st_size} bytes long: the maximum for this file is {most} bytes"
+            f"{path}: it is {about.st_size} bytes long, but the maximum for this file is "
+            f"{most} bytes"
         )
 
 
@@ -104,16 +105,16 @@ def read_json(path: Path, kind: type[Any] = dict) -> Any:
     """Return the JSON object or list that a file contains.
 
     Raises:
-        ModelError: the file is missing, is not valid JSON, or holds no value of type `kind`.
+        ModelError: the file is missing, is not valid JSON, or does not hold a value of type `kind`.
     """
     need_file(path, MOST_JSON)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: it is not valid JSON: {first_line(error)}") from error
+        raise ModelError(f"{path} is not valid JSON: {first_line(error)}") from error
     if not isinstance(values, kind):
         actual, needed = type(values).__name__, kind.__name__
-        raise ModelError(f"{path}: it holds a JSON {actual}: it must be a {needed}")
+        raise ModelError(f"{path} holds a JSON {actual}: it must hold a {needed}")
     return values
 
 
@@ -133,7 +134,7 @@ def first_line(error: BaseException) -> str:
 
 
 def plain(text: str, most: int) -> str:
-    r"""Return text from a file in a printable form: on one line, and at most `most` characters.
+    r"""Return text from a file in a printable form: on one line, with at most `most` characters.
 
     >>> print(plain("a\nb\x1b[31m" + 99 * "c", 14))
     a\nb\x1b[31...

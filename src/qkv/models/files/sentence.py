@@ -1,4 +1,4 @@
-"""The steps from a text to one vector, as the files of sentence-transformers describe them."""
+"""The steps from a text to one vector, as described by sentence-transformers files."""
 
 import json
 import math
@@ -53,7 +53,7 @@ class Expansion(NamedTuple):
 
     length: int  # A shorter query is filled up to this number of tokens.
     attend: bool = False  # Whether other tokens attend to the mask tokens.
-    token: str | None = None  # The token instead of the mask token.
+    token: str | None = None  # The token that replaces the mask token.
 
 
 @dataclass(frozen=True)
@@ -71,31 +71,31 @@ class Sentence:
         skipped: for a multi-vector model (ColBERT), the tokens without a vector, keyed by task. The
             modules change each token's vector, and the whole text has no vector. None for other
             models.
-        markers: for ColBERT models of PyLate, the token after the first token, keyed by task.
+        markers: for PyLate's ColBERT models, the token after the first token, keyed by task.
         expansion: for ColBERT models, the mask tokens after queries, if any.
         layers: for BGE-M3, the linear layers over the vectors of tokens, keyed by the
             `output_value` that applies them: `Dense` modules in the folders that `LAYERS` names.
         static: whether token vectors are rows of a table, as in `StaticEmbedding`. A static model
-            adds no special tokens, and returns a zero vector for a text without tokens.
+            does not add special tokens, and returns a zero vector for a text without tokens.
         max_seq_length: the maximum number of tokens in a text. If no file sets this number, the
             limit is `model_max_length` in tokenizer_config.json, as in sentence-transformers.
             Without modules.json, only the number of positions limits the length of texts.
-        passes_positions: whether `max_seq_length` comes from a file that may set a limit above the
-            number of positions, for a model that has no position table.
+        passes_positions: for a model without a position table, whether `max_seq_length` comes from
+            a file that may set a limit above the number of positions.
         task_limits: the maximum number of tokens in a text with a task ("query" or "document"),
             keyed by task; other tasks have the limit `max_seq_length`.
         lowercase: whether the tokenizer converts a text to lower case first.
         prompts: the prompts for texts, keyed by name. As in sentence-transformers, the prompts
             "query" and "document" always exist; a prompt that no file defines is empty.
-        default_prompt: the name of the prompt to use if the user gives no prompt.
+        default_prompt: the name of the prompt to use if the user does not choose a prompt.
         similarity: the measure that compares vectors, one of `SIMILARITIES`.
-        truncate_dim: the number of dimensions to keep of each vector, unless the user chooses
-            another number.
+        truncate_dim: the number of dimensions to keep of each vector, unless the user chooses a
+            different number.
         activation: torch's name for the activation that a cross-encoder applies to its logits. If
             `activation` is None, config.json may name the activation.
         files: the contents of the files that were read, keyed by their path in the model's folder.
-        linked: the first JSON file that is a link out of the model's folder. `save` refuses to copy
-            such a file, because its content may be private.
+        linked: the first JSON file that is a link to a path outside the model's folder. `save`
+            refuses to copy such a file, because its content may be private.
     """
 
     home: str = ""
@@ -129,7 +129,7 @@ class Sentence:
         `model_max_length`.
 
         Raises:
-            ModelError: the value in the file is not a number of tokens.
+            ModelError: the value in the file is not a valid number of tokens.
         """
         if self.max_seq_length is not None:
             return self.max_seq_length
@@ -141,8 +141,8 @@ class Sentence:
 
         As in transformers, the list `model_input_names` decides: the texts get different segments
         if it holds "token_type_ids". Without this list, `tokenizer_class` decides. If the class
-        belongs to no family of models (for example, "PreTrainedTokenizerFast"), the two texts get
-        the same segment. Otherwise, the texts get different segments.
+        does not belong to a family of models (for example, "PreTrainedTokenizerFast"), the two
+        texts get the same segment. Otherwise, the texts get different segments.
         """
         values = self.tokenizer_config().values
         names = values.get("model_input_names")
@@ -156,7 +156,7 @@ class Sentence:
         try:
             values = json.loads(self.files.get(path, b"{}"))
         except (ValueError, RecursionError) as error:
-            raise read.ModelError(f"{path}: it is not valid JSON: {error}") from error
+            raise read.ModelError(f"{path} is not valid JSON: {error}") from error
         return Config(values if isinstance(values, dict) else {}, path)
 
     def pool(self, rows: Array, unread: int = 0) -> Array:
@@ -192,8 +192,8 @@ class Sentence:
         """Return the size of a text's vector, given the size `dim` of token vectors.
 
         Raises:
-            ModelError: a module expects vectors of a different size than the previous module
-                returns.
+            ModelError: a module expects vectors of a different size from those that the previous
+                module returns.
         """
         width = dim * len(self.modes)
         for step in self.steps:
@@ -203,7 +203,7 @@ class Sentence:
             if inputs != width:
                 raise read.ModelError(
                     f"{step.home}/{read.CONFIG}: {step.size_key} is {inputs} and the previous "
-                    f"module's vectors have {width} numbers: both must be equal"
+                    f"module's vectors have {width} numbers; the two must be equal"
                 )
             width = outputs
         return width if self.truncate_dim is None else min(width, self.truncate_dim)
@@ -238,9 +238,9 @@ _KEYS = {
 }
 _OTHER_KEYS = ("word_embedding_dimension", "embedding_dimension", "include_prompt")
 # Keys of sentence_bert_config.json. A dot separates a key from the key of the object around it.
-# `_LENGTHS` lists limits, the more important first; `_SPELLINGS`, the names of a key in different
-# versions; `_ONLY`, the values that qkv supports; `_HARMLESS`, keys that change neither the tokens
-# nor the vectors of texts.
+# `_LENGTHS` lists limits, most important first; `_SPELLINGS` lists the names of a key in different
+# versions; `_ONLY` lists the values that qkv supports; `_HARMLESS` lists keys that change neither
+# the tokens nor the vectors of texts.
 _LENGTHS = (
     *("processing_kwargs.common.max_length", "processing_kwargs.text.max_length"),
     *("model_max_length", "max_seq_length", "query_length", "document_length"),
@@ -285,7 +285,7 @@ ACTIVATIONS = {
 
 
 def read_sentence(folder: Path, modules: Sequence[Module], listed: Sequence[str]) -> Sentence:
-    """Read the settings for the vectors of texts, from the files of the modules and the model.
+    """Read the settings for text vectors from the files of the modules and of the model.
 
     Args:
         folder: the model's folder.
@@ -356,8 +356,8 @@ def _pooling(path: Path) -> dict[str, Any]:
         config.finish((*_KEYS, *_OTHER_KEYS, "pooling_mode"))
     if not modes or not set(modes) <= set(POOLING):
         raise read.ModelError(
-            f"{path}: the pooling is {', '.join(modes) or 'none':.200}: "
-            f"qkv supports {', '.join(POOLING)}"
+            f"{path}: the pooling is {', '.join(modes) or 'none':.200}, but "
+            f"qkv supports only {', '.join(POOLING)}"
         )
     return {"modes": tuple(modes), "has_pooling": True, "include_prompt": include_prompt}
 
@@ -385,7 +385,7 @@ def _skip_lists(path: Path) -> dict[str, tuple[str, ...]]:
 
 
 def _pylate(path: Path) -> dict[str, Any]:
-    """Return the fields of `Sentence` that a ColBERT of PyLate sets, from its prompts' file."""
+    """Return the fields of `Sentence` that a PyLate ColBERT sets, from its prompts' file."""
     config = Config.read(path)
     markers = {task: config.value(f"{task}_prefix", "") or "" for task in NO_PROMPTS}
     words = config.value("skiplist_words", list(string.punctuation))
@@ -470,17 +470,17 @@ def _arrays(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[str, 
     for name, size in expected.items():
         tensor = tensors.get(name)
         if tensor is None or tensor.shape != size or tensor.kind not in FLOATS:
-            actual = "nothing" if tensor is None else f"{tensor.kind} {tensor.shape}"
+            actual = "missing" if tensor is None else f"{tensor.kind} {tensor.shape}"
             raise read.ModelError(
-                f"{tensors.source}: {name} is {actual} and must be floats {size} according to "
-                f"{read.CONFIG}"
+                f"{tensors.source}: {name} is {actual}, but {read.CONFIG} requires floats of "
+                f"shape {size}"
             )
     wide = np.float64 if any(tensors[name].kind == "F64" for name in expected) else np.float32
     return {name: tensors[name].read().astype(wide, copy=False) for name in expected}
 
 
 def _flat(values: Mapping[str, Any], depth: int = 2) -> dict[str, Any]:
-    """Replace each object in `values`, down to a depth, by its entries, with dots in their keys.
+    """Replace each object in `values`, down to a depth, with its entries; join keys with dots.
 
     >>> _flat({"a": 1, "b": {"c": {"d": 2}, "e": {}}})
     {'a': 1, 'b.c.d': 2}
@@ -519,7 +519,7 @@ def _limit(home: Path, modules: bool, *, predicts: bool, multi: bool) -> dict[st
     if any(key.startswith("modality_config.message") for key in entries):
         raise read.ModelError(
             f"{path}: modality_config has 'message', so sentence-transformers puts each text into "
-            "the chat template, which qkv does not support: remove 'message' to encode plain texts"
+            "the chat template, which qkv does not support; remove 'message' to encode plain texts"
         )
     lowercase = config.values.get("do_lower_case") is not None
     lowercase = config.flag("do_lower_case", False) if lowercase else False
@@ -554,8 +554,8 @@ def _limit(home: Path, modules: bool, *, predicts: bool, multi: bool) -> dict[st
 def _prompts(path: Path, *, usual: str) -> dict[str, Any]:
     """Return the fields of `Sentence` that config_sentence_transformers.json sets.
 
-    As in sentence-transformers, the similarity is `usual` if the file names no similarity or an
-    unknown similarity.
+    As in sentence-transformers, the similarity is `usual` if the file does not name a similarity,
+    or names an unknown similarity.
     """
     if not path.is_file():
         return {"similarity": usual}
@@ -564,12 +564,13 @@ def _prompts(path: Path, *, usual: str) -> dict[str, Any]:
     strings = isinstance(prompts, dict) and all(isinstance(one, str) for one in prompts.values())
     if not strings:
         raise read.ModelError(
-            f"{path}: prompts is {prompts!r:.80}: it must be an object with a string for each name"
+            f"{path}: prompts is {prompts!r:.80}; it must be an object with a string for each name"
         )
     prompts = NO_PROMPTS | prompts
     if default is not None and (not isinstance(default, str) or default not in prompts):
         raise read.ModelError(
-            f"{path}: default_prompt_name is {default!r:.40}: give one of {', '.join(prompts)}"
+            f"{path}: default_prompt_name is {default!r:.40}; it must be one of "
+            f"{', '.join(prompts)}"
         )
     similarity = values.get("similarity_fn_name")
     return {

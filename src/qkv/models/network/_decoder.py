@@ -22,11 +22,11 @@ from qkv.trace.recorder import of_heads, pad_rows, unkept
 
 
 class EncodedTexts(NamedTuple):
-    """The encoder's vectors of B texts, which the decoder reads.
+    """The encoder's vectors for B texts, which the decoder reads.
 
     Attributes:
         rows: (total, D), the vectors of all texts, without padding.
-        cu: (B + 1,), the index of each text's first row, then the number of rows.
+        cu: (B + 1,), the index of each text's first row, followed by the number of rows.
         visible: a mask of the vectors that the decoder sees, which broadcasts to (B, Hq, L, S);
             None if the decoder sees all vectors.
     """
@@ -40,8 +40,7 @@ class DecoderCache(KVCache):
     """The key/value cache of a decoder layer, for the decoder's text and for the encoder's text.
 
     Args:
-        window: the argument `window` of `KVCache`, for the decoder's text: it limits how many
-            earlier tokens of this text each token sees.
+        window: as in `KVCache`, for the keys and values of the decoder's text.
         key: the keys of the encoder's text, (B, Hkv, S, d).
         value: the values of the encoder's text, (B, Hkv, S, dv).
         key_lengths: the lengths of the encoder's texts, (B,).
@@ -253,6 +252,6 @@ class EncoderDecoder(Transformer):
 
     @property
     def pair_hook_names(self) -> list[str]:
-        """The names of all activations in a trace of both encoder and decoder."""
+        """The names of all activations in a trace of both the encoder and the decoder."""
         sides = {"encoder": self.hook_names, "decoder": self.decoder.hook_names}
         return [f"{side}.{name}" for side, names in sides.items() for name in names]

@@ -42,8 +42,8 @@ class Embedding:
     Args:
         table: (V, D), one row per token.
         positions: (rows, D), one row per position in a text.
-        token_types: (segments, D), one row per segment. If a call gives no segments, all tokens use
-            row 0.
+        token_types: (segments, D), one row per segment. If a call does not pass segments, all
+            tokens use row 0.
         norm: the norm layer that is applied to the sum of a token's rows.
         projection: the linear layer after the norm, from the size E of the tables' rows to D:
             "embed_proj.weight" (E, D) and an optional "embed_proj.bias" (D,). The dict may
@@ -125,7 +125,7 @@ class Embedding:
 
         The gradients are keyed by the names in a design, such as "embed.weight" (V, D). `record`
         collects the gradients for activations. If `record` is a `GradientRecorder`, this method
-        computes no gradients for tables.
+        does not compute gradients for tables.
         """
         gradients = for_parameters(record)
         keep = record or unkept
@@ -189,7 +189,7 @@ class Embedding:
         return np.where(real, np.cumsum(real, axis=1) - 1, -1)[mask]
 
     def packed_positions(self, ids: Array, cu: Array) -> Array:
-        """Return the position of each token of packed texts in its text, (total,)."""
+        """Return each token's position in its own text, (total,), for packed texts."""
         if self.counted or self.padding is None:
             return texts_and_positions(cu)[1]
         real = ids != self.padding
@@ -198,7 +198,7 @@ class Embedding:
 
     @property
     def first_id(self) -> int:
-        """The first number in `position_ids` of transformers, e.g. 0 for BERT and 2 for RoBERTa."""
+        """The first number in transformers' `position_ids`, e.g. 0 for BERT and 2 for RoBERTa."""
         return 0 if self.padding is None else self.first_position
 
     @property

@@ -98,9 +98,10 @@ class Disentangled:
             the first row or the last row.
         furthest: if distances share rows, the distance with the last row; None if each distance up
             to `span` has its own row.
-        projections: maps "q" or "k" to the projection of a row that meets the queries or the keys,
-            such as {"q": "pos_k_proj"}. A layer may share the projection "k_proj" or "q_proj".
-        scale: the factor of the scores.
+        projections: maps "q" or "k" to the projection that is applied to the rows before they are
+            multiplied with the queries or the keys, such as {"q": "pos_k_proj"}. If tokens and
+            positions share a projection, its name is "k_proj" or "q_proj".
+        scale: the factor by which the scores are multiplied.
         norm: whether the rows are normalised.
 
     Source:
@@ -161,7 +162,7 @@ class RelativeTable:
         return gradients
 
     def _index(self, length: int) -> tuple[Array, slice]:
-        """Return the row of each query and key (T, T), counted from the first row in the slice."""
+        """Return an index (T, T) into a slice of rows for each query and key, and the slice."""
         at = np.arange(length)
         index = self.design.of(at[:, None] - at)
         first, end = int(index.min(initial=2 * self.design.span)), int(index.max(initial=0)) + 1

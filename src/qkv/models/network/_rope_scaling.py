@@ -33,7 +33,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Dynamic:
-    """Dynamic scaling: for texts longer than in training, the base grows with the length.
+    """Dynamic scaling: for texts longer than those in training, the base grows with the length.
 
     The base is multiplied by `s**(dims / (dims - 2))`, where
     `s = factor * length / limit - (factor - 1)`. If `length` is below `limit`, s is 1. The first
@@ -42,8 +42,8 @@ class Dynamic:
     Each text is scaled by its own length, so results do not depend on other texts in the batch.
     `model(ids)` and `generate` are exceptions: they scale all texts by the length of the longest
     text in the batch, as transformers does. Cached keys keep the rotation of the call that computed
-    them. For a text longer than `limit`, one call with the whole text therefore gives other results
-    than one call per token. In qkv, a call computes the base only from its own texts; in
+    them. For a text longer than `limit`, one call with the whole text therefore gives different
+    results from one call per token. In qkv, a call computes the base only from its own texts; in
     transformers, the base also depends on earlier calls.
 
     Source:
@@ -132,7 +132,7 @@ class Llama3:
     by the factor. Between `low` and `high`, the speed is blended in proportion to n.
 
     Source:
-        Llama 3.1 (Dubey et al. 2024, section 3.4.2), `apply_scaling` of Meta's published code.
+        Llama 3.1 (Dubey et al. 2024, section 3.4.2), and `apply_scaling` in Meta's published code.
     """
 
     factor: float

@@ -1,4 +1,4 @@
-"""Batches: what a network runs at once, packed without padding."""
+"""Batches: texts or images that a network runs at once, packed without padding."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -89,8 +89,7 @@ class Layout(NamedTuple):
     def computed_position(self, row: int, column: int) -> int | None:
         """Convert the index of a column in a caller's array to an index in the network's array.
 
-        The network's array omits the columns that the network skips. If the network skips the given
-        column, return None.
+        Return None if the network skips this column.
         """
         if self.spans is None:
             return column
@@ -145,7 +144,7 @@ class Batch(Sequence[Tokenized]):
     Args:
         texts: the tokens of each text.
         numbers: the index of each text among all texts of the call; 0, 1, ... by default.
-        single: whether the user gave one text, and not a list of texts.
+        single: whether the user gave one text rather than a list of texts.
         step: the number of the step in `generate`; None in other calls.
 
     Attributes:
@@ -188,7 +187,7 @@ class Batch(Sequence[Tokenized]):
         return self.texts[which]
 
     def replace_texts(self, texts: Sequence[Tokenized]) -> Self:
-        """Return a batch with other texts in place of these."""
+        """Return a batch with different texts in place of this batch's texts."""
         return type(self)(texts, self.numbers, single=self.single, step=self.step)
 
     @cached_property
@@ -198,7 +197,7 @@ class Batch(Sequence[Tokenized]):
 
     @cached_property
     def cu(self) -> Array:
-        """The index of each text's first row, then the number of rows, (B + 1,)."""
+        """The index of each text's first row, followed by the number of rows, (B + 1,)."""
         return starts_of(map(len, self.texts))
 
     @cached_property
@@ -239,7 +238,7 @@ class PackedIds(Batch):
 
     Args:
         ids: (total,) token ids.
-        cu: (B + 1,) the index of each text's first row, then the number of rows.
+        cu: (B + 1,) the index of each text's first row, followed by the number of rows.
         positions: (total,) the position of each token in its text; by default, the embedding
             counts the tokens.
         segments: as in `Batch`.
@@ -265,14 +264,14 @@ class PackedIds(Batch):
 
 
 class Columns(PackedIds):
-    """Token ids in columns, between which some columns are masked or padding.
+    """Token ids in columns, some of which are masked or padding.
 
     As in transformers, dynamic scaling of rotary positions depends on the longest text of the
     batch.
 
     Args:
         ids: (B, T) token ids.
-        mask: (B, T), True for a token; at least one is True.
+        mask: (B, T), True for a token; at least one entry is True.
         spans: (B, T), True for the columns to compute, as `Transformer.spans` returns them.
         positions: (B, T), the positions of the tokens; see `token_positions` for the default.
     """

@@ -43,12 +43,13 @@ class Attention:
         rotary: the rotary positions of queries and keys.
         options: the options of `qkv.attention` in every run: `is_causal`, `window`, `scale`,
             `softcap`.
-        alibi: a factor for the slopes with which scores decrease with distance (ALiBi); 0 for
+        alibi: a factor for the slopes by which scores decrease with distance (ALiBi); 0 for
             attention without ALiBi.
         sinks: whether each head has a learned sink.
         qk_norm: how queries and keys are normalised: "no", "head" for each head separately, "each"
             for each head separately with its own parameters, or "width" for all heads together.
-        clip: the limit of the numbers in queries, keys and values; None for no limit.
+        clip: the largest absolute value allowed in queries, keys and values; larger values are
+            clipped. None for no limit.
     """
 
     num_heads: int
@@ -133,7 +134,7 @@ class Convolved(NamedTuple):
     """A convolution over the tokens of a text."""
 
     size: int  # K, the number of tokens from which a token's vector is computed.
-    groups: int  # The number of groups of columns; each is computed from the same columns.
+    groups: int  # The number of groups of columns; each input group yields one output group.
     activation: str
 
 
@@ -146,7 +147,7 @@ class Design:
         dim: D, the size of hidden states.
         hidden: F, the size between the two layers of an MLP; 0 for attention-only blocks.
         activation: the activation of the MLP.
-        eps: the small number that norms add before they divide.
+        eps: the small number that norms add to the variance or the mean square.
         layers: the attention of each layer.
         same_as: for each layer, the number of the first layer with the same parameters. For
             example, with `(0, 0)`, layers 0 and 1 both use the parameters of layer 0, whose names
@@ -187,14 +188,16 @@ class Design:
         gated: whether the MLP has a gate.
         qkv_bias: whether the linear layers to queries, keys and values have biases.
         out_bias: whether the output projection of the attention has a bias.
-        mlp_bias: whether the linear layers of the MLP have biases; "down" if only the last has one.
+        mlp_bias: whether the linear layers of the MLP have biases; "down" if only the last layer
+            has a bias.
         experts: the mixture of experts that replaces the MLPs; None for one MLP in each block.
         buckets: the buckets of the relative position bias, as in T5. All layers share the bias.
             If `buckets` is None, the model has no relative position bias.
-        disentangled: the relative positions that meet queries and keys, as in DeBERTa.
+        disentangled: the relative positions that are multiplied with queries and keys, as in
+            DeBERTa.
         conv: the convolution of the first layer, as in DeBERTa v2; None for no convolution.
-        cross: whether each layer has cross-attention to the encoder's text. It comes after the
-            self-attention, and has its own norm and as many heads as the self-attention.
+        cross: whether each layer has cross-attention to the encoder's text. Cross-attention comes
+            after the self-attention, and has its own norm and as many heads as the self-attention.
         head: the output head, which reads the last hidden states; None if the model has none.
     """
 
@@ -471,8 +474,8 @@ class VisionDesign(Design):
             position vectors of the patches are interpolated.
         patch_bias: whether the linear layer from a patch to its vector has a bias.
         batched: whether the files store the first token's vector and the position vectors with
-            leading dimensions of 1. For example, the array of the first token has the shape
-            (1, 1, D) instead of (D,).
+            leading dimensions of 1. For example, the array of the first token has shape (1, 1, D)
+            instead of (D,).
     """
 
     last_is_normed: bool = False
@@ -566,8 +569,7 @@ class Seq2SeqDesign:
 class DualDesign:
     """A transformer for texts and a transformer for images, with comparable output vectors.
 
-    Each transformer has an output head. The heads make vectors of texts and vectors of images, and
-    these vectors can be compared.
+    Each transformer has a head, which computes these vectors.
 
     Attributes:
         text: the transformer for texts.

@@ -34,16 +34,15 @@ class Head:
             the vector of the token that ends a text. If `pool` is None, the head returns logits for
             each token.
         end: for the pooling "end", the id of the token that ends a text. The head reads the first
-            token with this id; if a text does not have the id, the head reads the text's first
-            token. If `end` is None, the head reads the token with the largest id; if several tokens
-            have this id, the head reads the first of them.
+            token with this id, or the text's first token if no token has this id. If `end` is None,
+            the head reads the first of the tokens with the largest id.
         padding: for the pooling "lasttoken", the id of the padding token. The head reads the last
-            token with another id; if a text has only padding tokens, the head reads the text's
-            first token. If `padding` is None, the head reads the last token.
-        late: whether the pooling follows the activation after the dense layer, and not the last
-            hidden states.
+            token with a different id, or the first token of a text that has only padding tokens. If
+            `padding` is None, the head reads the last token.
+        late: whether the pooling comes after the dense layer's activation, instead of directly
+            after the last hidden states.
         classes: whether each token gets logits for classes instead of words.
-        embeds: whether the head pools and gives one vector per text instead of logits.
+        embeds: whether the head pools, and returns one vector per text instead of logits.
         projects: whether the head has a last projection.
         flat: whether the logits are (B, T), with a single logit for each token.
         dense: whether the head begins with a linear layer, the dense layer, (D, D) or (D, width).
@@ -108,7 +107,7 @@ class BuiltHead:
 
     @property
     def pools(self) -> bool:
-        """Whether the head gives one row per text instead of one row per token."""
+        """Whether the head returns one row per text instead of one row per token."""
         return self.steps.pool is not None
 
     @property
@@ -126,7 +125,7 @@ class BuiltHead:
     def training_forward(
         self, rows: Array, cu: Array, ids: Array | None = None
     ) -> tuple[Array, Saved]:
-        """Return the logits, as a call does, and the values for `backward`."""
+        """Return the logits that a call returns, and the values for `backward`."""
         for array in self.parameters.values():
             need_single(array, {})
         return self._run(rows, cu, ids)
@@ -171,7 +170,7 @@ class BuiltHead:
 
         The gradient for a tied projection is named "head.out_proj.weight" (D, V). The caller adds
         the transpose of this gradient to the gradient for the token table. If `record` is a
-        `GradientRecorder`, this method computes no gradients for parameters.
+        `GradientRecorder`, this method does not compute gradients for parameters.
         """
         steps, gradients = self.steps, for_parameters(record)
         if steps.pool is not None:
@@ -225,7 +224,7 @@ def _ends(ids: Array, cu: Array, steps: Head) -> Array:
 
 
 def _at(rows: Array, positions: Array) -> Array:
-    """Return the row (B, D) at each position (B,); a position of -1 gives zeros."""
+    """Return the row (B, D) at each position (B,); a position of -1 yields zeros."""
     chosen = np.zeros((len(positions), rows.shape[-1]), rows.dtype)
     chosen[positions >= 0] = rows[positions[positions >= 0]]
     return chosen
@@ -239,7 +238,7 @@ def _at_back(grad: Array, positions: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _pool(rows: Array, cu: Array, how: str) -> Array:
-    """Pool each text to one row, (B, D); a text without tokens gives zeros."""
+    """Pool each text to one row, (B, D); a text without tokens becomes zeros."""
     if how == _BOTH:
         return np.concatenate([_pool(rows, cu, how) for how in ("cls", "patches")], axis=-1)
     if how == "patches":

@@ -36,7 +36,7 @@ POOLING: Mapping[str, Callable[[Array, int], Array]] = {
     "weightedmean": lambda rows, unread: _weighted_mean(rows[unread:], unread),
     "lasttoken": lambda rows, unread: rows[-1],
 }
-# The same, for a text without vectors after the prompt, as in sentence-transformers.
+# The poolings of a text without vectors after the prompt, as in sentence-transformers.
 EMPTY: Mapping[str, Callable[[Array, int], Array]] = {
     **dict.fromkeys(POOLING, lambda rows, unread: np.zeros(rows.shape[1], rows.dtype)),
     "cls": lambda rows, unread: rows[0],
@@ -57,8 +57,8 @@ def _softplus(x: Array) -> Array:
     return softplus
 
 
-# Activations that `qkv.layers.MLP` does not have. Each function uses the default options of torch.
-# The keys are the names of torch's classes in lower case.
+# Activations that `qkv.layers.MLP` does not have. Each function uses torch's default options. The
+# keys are the names of torch's classes in lower case.
 _ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "tanh": np.tanh,
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
@@ -98,7 +98,7 @@ class Splade:
 
     Attributes:
         pool: "max" or "sum", over tokens.
-        times: how often the logarithm of 1 + x is taken.
+        times: how many times the logarithm of 1 + x is applied.
 
     Source:
         Formal et al. 2021, "SPLADE v2", equations 1 and 6.
@@ -129,7 +129,7 @@ def to_length_one(vectors: Array) -> Array:
 class Extra:
     """The base class of modules after the pooling.
 
-    A call of the base class returns the input unchanged, like Dropout in inference.
+    A module of this class returns its input unchanged, like Dropout in inference.
 
     Attributes:
         home: the folder of the module's files, inside the model's folder.

@@ -13,7 +13,7 @@ from qkv.arrays import Array, Arrays, DType, compute_type
 from qkv.attend import KVCache
 from qkv.layers import Block
 from qkv.layers.attention.forward import Norm
-from qkv.layers.base import ByName, for_parameters, need_single, part_back, quiet
+from qkv.layers.base import ByName, Gradients, for_parameters, need_single, part_back, quiet
 from qkv.layers.block import BlockSaved
 from qkv.layers.norm import NormSaved
 from qkv.layers.stepping import BlockSteps, NewTokens, made_of, steps_for
@@ -27,6 +27,7 @@ from qkv.trace import Recorder
 from qkv.trace.recorder import of_rows, texts_and_positions
 
 _LAST = "ln_final"  # The name of the final norm in a trace.
+_READ = f"{_LAST}.hook_input"
 _PROJECTION, _PROJECTED = "final_proj", "hook_final_proj"
 # `stretch` returns about 1 for a random matrix (at most 1.08 for small matrices), and more than 1.3
 # for a trained matrix.
@@ -43,11 +44,11 @@ class Saved(NamedTuple):
     layers: list[BlockSaved]
     final_norm: NormSaved | None
     wide: Array | None  # (total, D), the input of the final projection
-    cu: Array  # (B + 1,), the index of each text's first row, then the number of rows
+    cu: Array  # (B + 1,), the index of each text's first row, followed by the number of rows
 
 
 class RunEdits(Protocol):
-    """The edits of a run, which `qkv.models.run.edited_run` makes."""
+    """The edits of a run; `qkv.models.run.edited_run` makes them."""
 
     def recorder_and_masks(
         self, batch: Batch, record: Recorder | None
@@ -65,7 +66,7 @@ class Transformer:
         options: the options of `qkv.attention` in each layer.
         same_as: for each layer, the number of the first layer with the same parameters.
         bias: a bias that every layer adds to its attention scores.
-        relative: the relative positions of every layer, which meet its queries and keys.
+        relative: the relative positions that are multiplied with every layer's queries and keys.
         final_norm: the norm after the last layer.
         final_proj: the linear layer after the final norm: "final_proj.weight" (D, E). In most
             models, the dict is empty, and the last vectors have size D.
@@ -101,7 +102,7 @@ class Transformer:
 
     @property
     def widths(self) -> dict[str, int]:
-        """The size of a vector in each activation outside the layers whose size may not be D."""
+        """The vector sizes of activations outside the layers, where these may differ from D."""
         return {**self.embedding.widths, _PROJECTED: self.out_dim}
 
     @property
@@ -117,7 +118,7 @@ class Transformer:
             for number, layer in enumerate(self.layers)
             for hook in layer.hooks
         ]
-        last = () if self.final_norm is None else self.final_norm.hooks
+        last = () if self.final_norm is None else ("hook_input", *self.final_norm.hooks)
         projected = [_PROJECTED] * bool(self.final_proj)
         return [*self.embedding.hooks, *blocks, *(f"{_LAST}.{hook}" for hook in last), *projected]
 
@@ -149,8 +150,7 @@ class Transformer:
         The argument `mask` (B, T) is False for masked tokens, and True for all other tokens. Masked
         columns between two unmasked tokens are computed too, so that the distance between the
         tokens does not change. In decoders with ALiBi, the distance between two tokens counts only
-        unmasked columns. Therefore such a decoder computes only unmasked columns, and the function
-        returns `mask` unchanged.
+        unmasked columns, so the function returns `mask` unchanged.
         """
         counts = any("alibi_slopes" in one and one.get("is_causal") for one in self.options)
         return mask if counts else without_holes(mask)
@@ -211,8 +211,8 @@ class Transformer:
 
         Args:
             grad: (total, D), the gradient for the last vectors.
-            saved: the second value that `run` returned with `save`. To free memory, this method
-                removes the values of each layer from `saved`.
+            saved: the second value that `run` returned with `save=True`. To free memory, this
+                method removes the values of each layer from `saved`.
             record: collects the gradients for activations, as arrays (B, T, ...).
 
         Returns:
@@ -222,14 +222,7 @@ class Transformer:
         """
         gradients, rows = for_parameters(record), of_rows(record, saved.cu)
         longest = int(np.diff(saved.cu).max(initial=0))
-        if saved.wide is not None:
-            grad = grad if rows is None else rows(_PROJECTED, grad)
-            grad = project_back(saved.wide, self.final_proj, _PROJECTION, grad, gradients)
-        if saved.final_norm is not None:
-            last = rows and rows.under(f"{_LAST}.")
-            grad = part_back(
-                self.final_norm, grad, saved.final_norm, "final_norm", gradients, last
-            ).x
+        grad = self.back_to_layers(grad, (saved.final_norm, saved.wide), gradients, rows)
         for number in reversed(range(len(saved.layers))):
             block, layer = f"blocks.{self.same_as[number]}", self.layers[number]
             inner = record and record.under(f"blocks.{number}.")
@@ -259,7 +252,7 @@ class Transformer:
 
     @quiet
     def unembed(self, rows: Array, *, norm: bool) -> Array:
-        """Return the logits (n, V) of vectors (n, D); `norm`: whether to apply the final norm."""
+        """Return the logits (n, V) of vectors (n, D), after the final norm if `norm` is True."""
         return self.logits(self.finish(rows, norm=norm)[0])
 
     @quiet
@@ -273,7 +266,7 @@ class Transformer:
         top_k: int | None = None,
         masks: Masks | None = None,
     ) -> Array:
-        """Run new tokens, which follow the tokens in the caches, and add them to the caches.
+        """Run the tokens that follow the cached tokens, and add them to the caches.
 
         Args:
             ids: (B, n) token ids, one row per text.
@@ -306,13 +299,13 @@ class Transformer:
 
     @quiet
     def step_together(self, batches: Sequence[NewTokens]) -> Array:
-        """Run one new token of each text of several batches, as `step` does for one batch.
+        """Run one new token for each text in several batches, as `step` does for one batch.
 
         With the kernel, one pass over the weights serves all batches. A result differs from that of
         `step` only by rounding.
 
         Returns:
-            (total, D), the vectors of all batches, one batch after the other.
+            (total, D), the vectors of all batches, one batch after another.
         """
         quick = self._quick()
         if quick is None:
@@ -363,11 +356,30 @@ class Transformer:
         """Apply the final norm and the final projection; also return values for `backward`."""
         normed = wide = None
         if norm and self.final_norm is not None:
+            x = x if record is None else record(_READ, x)
             x, normed = self.final_norm.run(x, record=record and record.under(f"{_LAST}."))
         if self.final_proj:
             wide, x = x, project_wide(x, self.final_proj, _PROJECTION)
             x = x if record is None else record(_PROJECTED, x)
         return x, (normed, wide)
+
+    def back_to_layers(
+        self,
+        grad: Array,
+        saved: tuple[NormSaved | None, Array | None],
+        gradients: Gradients,
+        record: Recorder | None,
+    ) -> Array:
+        """Return the gradient for the input of `finish`, given the gradient for its output."""
+        normed, wide = saved
+        if wide is not None:
+            grad = grad if record is None else record(_PROJECTED, grad)
+            grad = project_back(wide, self.final_proj, _PROJECTION, grad, gradients)
+        if normed is not None:
+            last = record and record.under(f"{_LAST}.")
+            grad = part_back(self.final_norm, grad, normed, "final_norm", gradients, last).x
+            grad = grad if record is None else record(_READ, grad)
+        return grad
 
 
 def unpack_rows(rows: Array, mask: Array, dtype: DType | None = None) -> Array:
@@ -388,8 +400,8 @@ def without_holes(mask: Array) -> Array:
 def stretch(weight: Array) -> float:
     """Compare the largest singular value of a matrix (n, m) to that of a random matrix.
 
-    The result is the largest singular value / `(rms * (sqrt(n) + sqrt(m)))`, where `rms` is the
-    root mean square of the matrix. Power iteration estimates the singular value from below. The
+    The result is the largest singular value divided by `rms * (sqrt(n) + sqrt(m))`, where `rms` is
+    the root mean square of the matrix. Power iteration estimates the singular value from below. The
     result is infinite if the matrix holds infinity or NaN.
 
     Source:

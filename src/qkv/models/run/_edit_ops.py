@@ -58,8 +58,8 @@ class Plan:
         lengths: the number of tokens in each text.
         prefix: the prefix of the names of the network's activations.
         first: the index of the first text among all texts of the call.
-        read: a function that takes a text and returns the ids (T,) of the text. If the model reads
-            no texts, `read` is None.
+        read: a function that takes a text and returns its ids (T,). If the model does not read
+            texts, `read` is None.
         sources: maps each text in the field "from" of an edit record to the activations of this
             text.
         masked: the masked keys.
@@ -87,7 +87,7 @@ class Plan:
         ]
 
     def name(self, short: str, layer: int | None) -> str:
-        """Return the full name of an activation without the prefix, or "" if there is none."""
+        """Return an activation's full name without the prefix, or "" if it does not exist."""
         name = self._known.one((short, layer))
         return name if name is not None and parse(name).layer == layer else ""
 
@@ -100,11 +100,11 @@ class Plan:
         name = self.name(record.fields["at"], record.fields.get("layer"))
         if not name:
             way = "an activation of the layer" if "layer" in record.fields else "the layer too"
-            raise wrong(record, "at", f"{way}, or one outside the layers, as 'embed'")
+            raise wrong(record, "at", f"{way}, or one outside the layers, such as 'embed'")
         return name
 
     def change(self, short: str, layer: int | None, do: Change, back: Change) -> None:
-        """Add a step that changes a layer's activation; the step that was added first runs first.
+        """Add a step that changes a layer's activation; steps run in the order of their addition.
 
         `back` multiplies the gradient by the transposed Jacobian of `do`.
         """
@@ -130,15 +130,16 @@ class Plan:
             changed[axis] = size, slice(None) if index is None else index
         if "head" in fields and not {"head", "kv_head"} & changed.keys():
             raise value_error(
-                f"{record.source} has a head, but {fields['at']} belongs to no head: omit the head"
+                f"{record.source} has a head, but {fields['at']} does not belong "
+                "to a head: omit the head"
             )
         return changed
 
     def source(self, record: Record) -> Callable[[], Array]:
-        """Return a function to compute an activation (T, ...) of the text in the field "from"."""
+        """Return a function that computes an activation (T, ...) of the text in "from"."""
         text, name = record.fields["from"], self.site(record)
         if self.read is None:
-            way = 'an array in a "set" record, because this model reads no texts'
+            way = 'an array in a "set" record, because this model does not read texts'
             raise wrong(record, "from", way)
         if not isinstance(text, str) or not text.strip():
             raise wrong(record, "from", "a text with at least one word")
@@ -197,7 +198,7 @@ def causal(plan: Plan, record: Record) -> None:
 
 
 def ablate(plan: Plan, record: Record) -> None:
-    """Replace the output of a head by 0, or by another value."""
+    """Replace the output of a head with 0 or with another value."""
     layer, head = record.fields["layer"], record.fields.get("head")
     heads = range(plan.network.layers[layer].attn.num_heads) if head is None else [head]
     output = record.fields.get("with", 0)
@@ -250,13 +251,13 @@ def add(plan: Plan, record: Record) -> None:
 
 
 def patch(plan: Plan, record: Record) -> None:
-    """Replace an activation, or its part for one head or token, by values from another text."""
+    """Replace an activation, or its part for one head or token, with values from another text."""
     source = plan.source(record)
     plan.put(record, lambda index: source()[index])
 
 
 def set_(plan: Plan, record: Record) -> None:
-    """Replace an activation, or its part for one head or token, by an array."""
+    """Replace an activation, or its part for one head or token, with an array."""
     for number, length in enumerate(plan.lengths, plan.first):
         axes = plan.part(record, length).values()
         shape = tuple(size for size, chosen in axes if isinstance(chosen, slice))
@@ -268,7 +269,7 @@ def set_(plan: Plan, record: Record) -> None:
 
 
 def swap(plan: Plan, record: Record) -> None:
-    """Change nothing, because `swapped` replaces the token before the run."""
+    """Change nothing, because `swap_tokens` replaces the token before the run."""
 
 
 class Op(NamedTuple):
@@ -301,7 +302,7 @@ def wrong(record: Record, name: str, way: str) -> ValueError:
     """Return the error for a wrong field; `way` describes a valid value."""
     value = record.fields[name]
     has = f"an array {value.shape}" if isinstance(value, np.ndarray) else quote(value)
-    return value_error(f"{record.source} has {name} {has}: give {way}")
+    return value_error(f"{record.source} has {name} {has}; pass {way}")
 
 
 def are_numbers(value: Any, shape: Shape) -> bool:

@@ -15,7 +15,7 @@ from qkv.trace.activations import WORDS, activation, axes
 
 Text = TypeVar("Text", bound=Sized)
 
-POSITIONS = 1024  # The default maximum of positions, including padding, in a batch.
+POSITIONS = 1024  # The default maximum number of positions in a batch, including padding.
 
 LETTERS = 2**19  # The number of characters after which a group of texts ends.
 
@@ -97,7 +97,7 @@ class Joined:
 
 
 def windows(texts: Iterable[Text], most: int) -> Iterator[list[Text]]:
-    """Yield groups of up to `most` texts, in order; a group ends after `LETTERS` characters.
+    """Yield groups of up to `most` texts, in order; a group also ends at `LETTERS` characters.
 
     >>> [len(group) for group in windows(["the", "cat", "sat"], 2)]
     [2, 1]
@@ -126,9 +126,9 @@ def batches(texts: Any, batch_size: Any) -> Iterator[Any]:
     texts = as_ids(texts)
     listed = isinstance(texts, list | tuple | np.ndarray) and len(texts) > 0
     if isinstance(texts, str | bytes | bytearray) or (listed and is_whole_number(texts[0])):
-        raise type_error("`texts` is one text: give a list of texts, or call trace(text)")
+        raise type_error("`texts` is one text; pass a list of texts, or call trace(text)")
     if not isinstance(texts, Iterable):
-        raise type_error(f"`texts` is {type(texts).__name__}: give a list of strings")
+        raise type_error(f"`texts` is {type(texts).__name__}; pass a list of strings")
     if isinstance(texts, np.ndarray):
         return (texts[first : first + size] for first in range(0, len(texts), size))
     rest = map(_no_number, count(), texts)
@@ -141,5 +141,7 @@ def _no_number(number: int, text: Any) -> Any:
     A number means that the caller gave the ids of a single text instead of a list of texts.
     """
     if is_whole_number(text):
-        raise type_error(f"text {number} is {type(text).__name__}: give strings, or (T,) integers")
+        raise type_error(
+            f"text {number} is {type(text).__name__}; pass strings, or integers of shape (T,)"
+        )
     return text

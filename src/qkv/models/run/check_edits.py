@@ -1,6 +1,6 @@
 """Check edits against a model and the texts of a run."""
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -108,16 +108,16 @@ def fit(
     )
 
 
-def spliced_names(edits: Edits, network: Transformer) -> list[str]:
-    """Return the names that spliced layers add to a trace."""
+def spliced_names(edits: Edits, network: Transformer) -> dict[str, int]:
+    """Return the names that spliced layers add to a trace, with their numbers of features."""
     changes = {name: layer for name, layer in edits.changes.items() if isinstance(layer, Spliced)}
     known = NameIndex(filter(_is_editable, network.hook_names)) if changes else NameIndex(())
-    return [
-        f"{full}.{hook}"
+    return {
+        f"{full}.{hook}": change.num_features
         for name, change in changes.items()
         for full in _resolve_key(name, known)
         for hook in change.hooks
-    ]
+    }
 
 
 def _is_editable(name: str) -> bool:
@@ -135,14 +135,20 @@ def _resolve_keys(edit: Mapping[Any, Any], network: Transformer, is_pair: bool) 
     known = NameIndex(filter(_is_editable, names))
     changes: dict[str, Any] = {}
     for name, change in edit.items():
-        for full in _resolve_key(name, known):
+        for full in _resolve_key(name, known, names):
             if full in changes:
-                raise value_error(f"`edit` has two changes for {full}: give only one")
+                raise value_error(f"`edit` has two changes for {full}; pass only one")
             if isinstance(change, str | bytes) or change is None:
                 raise type_error(
-                    f"`edit` has {quote(change)} for {full}: give a function or an array"
+                    f"`edit` has {quote(change)} for {full}; pass a function or an array"
                 )
             if isinstance(change, Spliced):
+                if getattr(change, "is_transcoder", False):
+                    raise value_error(
+                        f"`edit` has the transcoder {change!r} for {full}, but an edit reads only "
+                        f"{full}; pass the transcoder's output: "
+                        "{coder.at_out: coder(trace[coder.at])}"
+                    )
                 changes[full] = change
                 continue
             read: Any = _function if callable(change) else _numbers
@@ -150,21 +156,31 @@ def _resolve_keys(edit: Mapping[Any, Any], network: Transformer, is_pair: bool) 
     return changes
 
 
-def _resolve_key(name: Any, known: NameIndex) -> list[str]:
-    """Return the full names of the activations that a key of `edit` stands for."""
+def _resolve_key(name: Any, known: NameIndex, recorded: Iterable[str] = ()) -> list[str]:
+    """Return the full names of the activations that a key of `edit` stands for.
+
+    `known` holds the activations that an edit may change, and `recorded` all activations.
+    """
     if not isinstance(name, str | tuple):
         raise type_error(
-            f"`edit` has {quote(name)}: give an activation's full name, or a tuple "
+            f"`edit` has {quote(name)}; pass an activation's full name, or a tuple "
             'such as ("resid_post", 0)'
         )
     if name in ("logits", "decoder.logits"):
-        raise value_error(f"`edit` has {name!r}, the output of the run: change the result instead")
+        raise value_error(
+            f"`edit` has {name!r}, which is the output of the run: change the result instead"
+        )
     if isinstance(name, tuple) and name[1:2] in (((),), (range(0),)):
         raise value_error(
-            f"`edit` has {quote(name)}, which names no layer: give layer numbers, such "
+            f"`edit` has {quote(name)}, which does not name a layer; pass layer numbers, such "
             "as (0, 1), or None for all layers"
         )
     names = known.find(name)
+    if not names and NameIndex(recorded).find(name):
+        raise value_error(
+            f"`edit` has {quote(name)}, which a run only records and never reads; choose an "
+            'activation that it reads, such as ("q_in", 0), ("q", 0) or ("resid_pre", 0)'
+        )
     if not names:
         raise invalid(KeyError, f"`edit` has {quote(name)}, and {known.why_not(name)}")
     return names
@@ -186,7 +202,10 @@ def _function(name: str, function: Any) -> Callable[[Array, At], Any]:
             takes.bind(*range(count))
             fits.append(count)
     if not fits:
-        raise type_error(f"`edit` has a function {takes} for {name}: give f(array) or f(array, at)")
+        raise type_error(
+            f"`edit` has a function with parameters {takes} for {name}; pass f(array) or "
+            "f(array, at)"
+        )
     # An optional second parameter of the user's function receives `at` only if its name is `at`. A
     # required second parameter always receives `at`.
     if 2 not in fits or (1 in fits and [*takes.parameters][1:2] != ["at"]):
@@ -198,7 +217,7 @@ def _numbers(name: str, value: Any) -> Array:
     """Convert the numbers that replace an activation to an array."""
     array = as_array(value, name=f"edit[{name!r}]")
     if not is_number(array):
-        raise type_error(f"`edit` has {array.dtype} for {name}: give floats, or a function")
+        raise type_error(f"`edit` has {array.dtype} for {name}; pass floats, or a function")
     return array
 
 
@@ -219,7 +238,8 @@ def _array(name: str, array: Array, shape: Shape) -> Array:
         has = f"shape {array.shape}" if array.ndim else quote(array.item())
         more = f", or {(1, *shape[1:])} for the same values in every text" if shape[0] != 1 else ""
         raise value_error(
-            f"`edit` has {has} for {name}, whose shape is {shape} here: give this shape{more}"
+            f"`edit` has {has} for {name}, whose shape is {shape} here; pass an array "
+            f"of this shape{more}"
         )
     return array
 
@@ -251,8 +271,8 @@ def plain(
         if callable(change) or at is None:
             what = "a function" if callable(change) else "an array"
             raise value_error(
-                f"`edit` has {what} for {name}, but no record can express this edit: "
-                "give an array, or records such as "
+                f"`edit` has {what} for {name}, but no record can express this edit; "
+                "pass an array, or records such as "
                 '[{"op": "add", "at": "resid_post", "layer": 0, "vector": [...]}]'
             )
         where = {} if layer is None else {"layer": layer}
@@ -389,22 +409,21 @@ def _output(record: Record, value: Any, size: int, knows_means: bool) -> Any:
     if isinstance(value, str):
         if value not in ("zero", "mean"):
             raise value_error(
-                f'{has} {value!r:.40} for {pair}: write "zero" or "mean", or give an array '
-                f"({size},)"
+                f'{has} {value!r:.40} for {pair}; pass "zero", "mean" or an array ({size},)'
             )
         if value == "mean" and not knows_means:
             raise value_error(
-                f'{has} "mean" for {pair}, but the mean is unknown until all text has been read: '
-                f'give "zero" or an array ({size},)'
+                f'{has} "mean" for {pair}, but the mean is unknown until all text has been read; '
+                f'pass "zero" or an array ({size},)'
             )
         return 0 if value == "zero" else value
     array = as_array(value, name=f"{record.source}[{pair}]")
     if not is_number(array):
-        raise type_error(f'{has} {array.dtype} for {pair}: give "zero", "mean" or floats ({size},)')
+        raise type_error(f'{has} {array.dtype} for {pair}; pass "zero", "mean" or floats ({size},)')
     if array.shape != (size,):
         raise value_error(
-            f"{has} an array {array.shape} for {pair}, but a head's output has the shape "
-            f"({size},): give this shape"
+            f"{has} an array {array.shape} for {pair}, but a head's output has shape ({size},); "
+            "pass an array of this shape"
         )
     return array
 
@@ -441,8 +460,8 @@ class _Masking:
         batch, absent = self.batch, self.absent
         if not self.reader.knows_words:
             raise value_error(
-                f"`hide` has {words[0]!r} but the model has no tokenizer "
-                "to find words: give positions, such as hide=[3]"
+                f"`hide` has the word {words[0]!r}, but the model has no tokenizer "
+                "to find it; pass positions, such as hide=[3]"
             )
         keys: list[set[int]] = [set() for _ in batch]
         for word in words:
@@ -461,7 +480,7 @@ class _Masking:
             positions = {i for i, special in enumerate(text.special) if not special}
             if positions and positions <= row:
                 which = "the text" if len(batch) == 1 and not number else f"text {number}"
-                raise value_error(f"hide masks every word of {which}: leave one visible")
+                raise value_error(f"hide masks every word of {which}: leave at least one visible")
         return [
             MaskedKey(number, None, position, None, None)
             for number, row in enumerate(keys)
@@ -482,8 +501,8 @@ class _Masking:
             self.absent.difference_update([] if outside else [entry])
         elif outside:
             raise value_error(
-                f"`hide` has position {outside[0]} but no text has "
-                f"more than {most} tokens: give {least} to {most - 1}, or a word"
+                f"`hide` has position {outside[0]}, but no text has "
+                f"more than {most} tokens; pass {least} to {most - 1}, or a word"
             )
 
         def from_end(at: int | None, length: int) -> int | None:

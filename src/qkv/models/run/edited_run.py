@@ -54,9 +54,9 @@ class Spliced(Protocol):
     """A layer, such as an autoencoder, that replaces an activation of a model.
 
     Attributes:
-        hooks: the names of the layer's own activations. Suppose that the layer computes an
-            activation "a", and that its output replaces the model's activation "x". Then a trace
-            stores "a" under the name "x.a". Edits can change the layer's own activations.
+        hooks: the names of the layer's own activations, which edits can change. If the layer's
+            output replaces the model's activation "x", a trace stores the layer's activation "a" as
+            "x.a".
     """
 
     hooks: Sequence[str]
@@ -102,7 +102,7 @@ class EditedRun:
             of each activation begins with "encoder." or "decoder.".
         user_edits: the user's edits, as in `Trace.changed`: a dict with up to three keys, "edit",
             "ablate" and "hide". For example, {"ablate": [(0, 3)]} means that head 3 of layer 0 is
-            ablated, and that no activation is edited and no token masked.
+            ablated, and nothing else is edited or masked.
         first: the index of the first text among all texts of the call.
         inputs: receives the inputs of spliced layers, for `gradient_recorder`.
     """
@@ -153,7 +153,7 @@ class EditedRun:
         Args:
             layout: the texts of the batch.
             record: a recorder that keeps activations. The result also keeps these activations; if
-                no activation changes, the result is this recorder itself.
+                no activation changes, the result is `record` itself.
         """
         names = self._names
         if not names:
@@ -177,9 +177,9 @@ class EditedRun:
         """Return a recorder that passes gradients back through the changes, for the backward pass.
 
         If an array or a function replaces an activation, the gradient for the activation's computed
-        value is 0. If a function replaces the activation, this 0 may be wrong, because the
-        derivative of the function is unknown. But no result depends on this 0: `check_functions`
-        rejects every call in which gradients would pass through a function.
+        value is 0. For a function, this 0 may be wrong, because the function's derivative is
+        unknown. But no result depends on this 0: `check_functions` rejects every call in which
+        gradients would pass through a function.
 
         Args:
             layout: the texts of the batch.
@@ -249,7 +249,7 @@ class EditedRun:
     def average_outputs(
         self, network: Transformer, batches: Iterable[Batch], stop: int | None = None
     ) -> Self:
-        """Run all texts without edits, and compute the average head outputs for mean ablation.
+        """Run all texts without edits, and compute the mean head outputs for mean ablation.
 
         If no head is replaced by its mean, nothing is run.
 

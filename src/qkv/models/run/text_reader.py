@@ -59,11 +59,12 @@ def ids_given(
     for number, row in enumerate(rows_of_ids, first):
         if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
             raise type_error(
-                f"text {number} is {row.dtype} {row.shape}: give strings, or (T,) integers"
+                f"text {number} is {row.dtype} {row.shape}; pass strings, or integers of shape (T,)"
             )
         if not 0 < len(row) <= (limit or len(row)):
             raise value_error(
-                f"text {number} has {len(row)} ids: give 1 to {limit or 'any number'}"
+                f"text {number} has {len(row)} ids; pass "
+                f"{f'1 to {limit}' if limit else 'at least 1'}"
             )
         check_ids(row, rows)
     return single, [
@@ -98,9 +99,9 @@ def checked_ids(
     name = f"{side}input_ids"
     ids = as_array(input_ids, name=name)
     if ids.ndim not in (1, 2):
-        raise value_error(f"{name} have shape {ids.shape}: give (B, T), or (T,) for one text")
+        raise value_error(f"{name} have shape {ids.shape}; pass (B, T), or (T,) for one text")
     if ids.dtype.kind not in "iu" and ids.size:
-        raise type_error(f"{name} are {ids.dtype}: give integers")
+        raise type_error(f"{name} are {ids.dtype}; pass integers")
     mask = np.atleast_2d(_checked_mask(attention_mask, ids.shape, side))
     ids = np.atleast_2d(ids)
     most = embedding.max_positions
@@ -121,16 +122,15 @@ def _checked_mask(attention_mask: Any, shape: tuple[int, ...], side: str) -> Arr
     mask = as_array(attention_mask, name=name)
     if mask.shape != shape:
         raise value_error(
-            f"{name} has shape {mask.shape}, but {side}input_ids have shape {shape}: give "
+            f"{name} has shape {mask.shape}, but {side}input_ids have shape {shape}; pass "
             "the same shape"
         )
     if mask.dtype.kind not in "biu" and mask.size:
         raise type_error(
-            f"{name} is {mask.dtype}: write True or 1 where there is a token, "
-            "False or 0 where there is padding"
+            f"{name} is {mask.dtype}; pass True or 1 for tokens, False or 0 for padding"
         )
     if not np.isin(mask, (0, 1)).all():
-        raise value_error(f"{name} holds numbers other than 0 and 1: give only 0 and 1")
+        raise value_error(f"{name} holds numbers other than 0 and 1; pass only 0 and 1")
     return mask.astype(bool)
 
 
@@ -161,11 +161,11 @@ def checked_positions(
         )
     positions = as_array(position_ids, name="position_ids")
     if positions.dtype.kind not in "iu" and positions.size:
-        raise type_error(f"position_ids are {positions.dtype}: give integers")
+        raise type_error(f"position_ids are {positions.dtype}; pass integers")
     shape, both = positions.shape, mask.shape
     if np.atleast_2d(positions).shape not in (both, (1, both[1])):
         raise value_error(
-            f"position_ids have shape {shape}, but input_ids have shape {both}: give "
+            f"position_ids have shape {shape}, but input_ids have shape {both}; pass "
             f"{both}, or {(1, both[1])} for the same positions in every text"
         )
     positions = np.broadcast_to(positions, both)
@@ -175,7 +175,7 @@ def checked_positions(
     if outside.size:
         raise value_error(
             f"position_ids contain {outside[0]} for a token, but the positions of {name} "
-            f"are 0 to {most - 1}: give only these positions"
+            f"are 0 to {most - 1}; pass only these positions"
         )
     return np.where(mask, positions, 0).astype(np.int64) - embedding.first_id
 
@@ -207,7 +207,7 @@ def check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: st
         raise invalid(
             ModelError,
             f"the tokenizer of {name} adds the id {added.ids.max()} to each text, but the "
-            f"token table has only {rows} rows: take the tokenizer and the table from one model",
+            f"token table has only {rows} rows: use the tokenizer and the table of the same model",
         )
     if limit is not None and limit <= around:
         raise invalid(
@@ -219,7 +219,7 @@ def check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: st
         tokenizer.rows = rows
         warnings.warn(
             f"load: the tokenizer of {name} has ids up to {len(tokenizer) - 1}, but the token "
-            f"table has only {rows} rows: a text with a token from id {rows} on is an error",
+            f"table has only {rows} rows: texts with ids from {rows} on raise an error",
             UserWarning,
             stacklevel=2,
         )
@@ -246,15 +246,15 @@ def check_device(device: Any) -> None:
 
     >>> check_device("cuda")
     Traceback (most recent call last):
-    ValueError: device is cuda: qkv computes on the CPU: omit device
+    ValueError: device is cuda, but qkv computes on the CPU: omit device
     """
     if isinstance(device, list | tuple):
         raise value_error(
-            f"device is a list of {len(device)}: use `with qkv.models.Pool(model, "
+            f"device is a list of length {len(device)}: use `with qkv.models.Pool(model, "
             f"{len(device)}) as pool:`, and call encode(texts, pool=pool)"
         )
     if device is not None and str(device).partition(":")[0] != "cpu":
-        raise value_error(f"device is {device!s:.40}: qkv computes on the CPU: omit device")
+        raise value_error(f"device is {device!s:.40}, but qkv computes on the CPU: omit device")
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ class TextReader:
         rows: the number of rows in the token table.
         fills_gaps: whether the mask token replaces each "[MASK]" or "___" in a text; True if the
             model predicts masked words.
-        has_images: whether the model also reads images; if so, errors say how to give images.
+        has_images: whether the model also reads images; if so, errors say how to pass images.
     """
 
     name: str
@@ -360,14 +360,14 @@ class TextReader:
             for number, tokens in enumerate(batch, first):
                 if all(tokens.special):
                     where = "the text" if single else f"text {number}"
-                    raise value_error(f"{where} is empty: give a text with at least one word")
+                    raise value_error(f"{where} is empty; pass a text with at least one word")
             truncator.cut.warn()
             batch = [
                 replace(tokens, text=text[: max(end for _, end in tokens.offsets)])
                 for tokens, text in zip(batch, strings, strict=True)
             ]
         if not batch:
-            raise value_error("no text is given: give at least one")
+            raise value_error("no text is given; pass at least one")
         return Batch(batch, single=single)
 
     def ids(self, text: str) -> Array:

@@ -20,7 +20,7 @@ CHARS_PER_TOKEN = 8  # From a long text, `CHARS_PER_TOKEN * limit` characters ar
 
 @dataclass
 class Cut:
-    """Counts of texts and truncated texts, and the largest length of a text.
+    """Counts of texts and truncated texts, and the length of the longest text.
 
     If `a` and `b` are the counts of two parts of a corpus, `a + b` holds the counts of the whole
     corpus.
@@ -32,7 +32,7 @@ class Cut:
         torn: the number of texts of which only the first million characters were read.
         longest: the number of tokens in the longest text.
         unread: the length, in characters, of the longest text that was not read to its end.
-        gaps: the number of truncated texts that lost a mask token by the truncation.
+        gaps: the number of texts that lost a mask token when they were truncated.
     """
 
     limit: int | None
@@ -78,14 +78,14 @@ class Cut:
             warnings.warn(" and ".join(parts), UserWarning, stacklevel=callers())
 
 
-# State: each reader of texts warns of its own truncated texts, unless a pool or a server counts the
-# texts of all readers. The counts belong to the `with` block of one thread.
+# State: each reader of texts warns about its own truncated texts, unless a pool or a server counts
+# the texts of all readers. The counts belong to the `with` block of one thread.
 _counted: ContextVar[Cut | None] = ContextVar("_counted", default=None)
 
 
 @contextmanager
 def counting(cut: Cut) -> Iterator[None]:
-    """In the `with` block, count truncated texts in `cut` instead of warning about the texts."""
+    """In the `with` block, count truncated texts in `cut` instead of warning about them."""
     token = _counted.set(cut)
     try:
         yield
@@ -156,10 +156,10 @@ class Truncator:
 
         The tokens up to the limit are the same as if the whole text were tokenized. This method
         tokenizes two prefixes of the text; the second prefix is about twice as long as the first.
-        If both give the same tokens for the first prefix, later words cannot change these tokens.
-        If the tokenizer's `keeps_words_apart` is false, a token may contain parts of two words.
-        Later words may then change earlier tokens, so this method tokenizes the whole text, up to
-        `MAX_CHARS` characters.
+        If both prefixes give the same tokens for the first prefix, later words cannot change these
+        tokens. If the tokenizer's `keeps_words_apart` is false, a token may contain parts of two
+        words. Later words may then change earlier tokens, so this method tokenizes the whole text,
+        up to `MAX_CHARS` characters.
         """
         cut, limit, left = self.cut, self.cut.limit, self._tokenizer.cuts_left
         if limit is not None and not left and self._tokenizer.keeps_words_apart:

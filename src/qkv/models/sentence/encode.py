@@ -101,14 +101,14 @@ class Encoder:
         is_splade = self.sentence.splade is not None and self.output_value == "sparse"
         if name is not None and self.output_value not in self.sentence.layers and not is_splade:
             raise value_error(
-                f'output_value is "{self.output_value}" and {model.name} has no {name}: give '
-                "another output_value, or put this layer of BGE-M3 into the model's folder"
+                f'output_value is "{self.output_value}", but {model.name} has no {name}; pass '
+                "another output_value, or copy this file of BGE-M3 into the model's folder"
             )
         self._skipped: list[int] | None = None  # for a multi-vector model, ids without a vector
         if self.sentence.skipped is not None:
             if self.output_value != "token_embeddings":
                 raise value_error(
-                    f"{model.name} has no vector for a whole text: give "
+                    f"{model.name} has no vector for a whole text; pass "
                     'output_value="token_embeddings" for a vector of each token'
                 )
             words, known = self.sentence.skipped.get(self.task or "document", ()), self.tokenizer
@@ -123,8 +123,8 @@ class Encoder:
         )
         if length and (filler not in ids or length > (most or length)):
             raise value_error(
-                f"{model.name} fills queries with {filler!r} up to {length} tokens, which needs "
-                "this token and as many positions: correct query_expansion in its files"
+                f"{model.name} must fill queries with {filler!r} up to {length} tokens, but it has "
+                "no such token or too few positions: correct query_expansion in its files"
             )
         self._filler = ids.get(filler or "", 0)
         self._one_each = self.output_value == "sentence_embedding"
@@ -178,7 +178,10 @@ class Encoder:
     def _encode_edited(self, sentences: Any, show: bool | None, edits: Edits) -> Any:
         """Split all texts into tokens, then run the model with edits, and return the outputs."""
         if self._marker is not None or self._expansion is not None:
-            raise value_error("a ColBERT adds tokens to texts, which edits do not count: omit them")
+            raise value_error(
+                "a ColBERT model adds tokens that are not counted in the positions of edits; "
+                "omit the edits"
+            )
         truncator, model = self._truncator(self.limit), self.model
         texts = Batch(truncator(self._whole([*checked_texts(sentences)])))
         for number, text in enumerate(texts):
@@ -238,14 +241,17 @@ class Encoder:
         """
         if self.prompt_name is not None and self._before:
             raise ValueError(
-                f"{name} is token ids, but the prompt {self.prompt_name!r} can only be put before "
-                "a text: give texts"
+                f"{name} consists of token ids, but the prompt {self.prompt_name!r} can only be "
+                "put before a text; pass texts"
             )
         row = as_array(ids, name=name)
         if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
-            raise TypeError(f"{name} is {row.dtype} {row.shape}: give a text, or (T,) integers")
+            raise TypeError(
+                f"{name} has dtype {row.dtype} and shape {row.shape}; "
+                "pass a text, or integers of shape (T,)"
+            )
         if not row.size:
-            raise ValueError(f"{name} has no ids: give at least one")
+            raise ValueError(f"{name} has no ids; pass at least one")
         check_ids(row, self.model.reader.rows, f"{name}: ")
         row = row.astype(np.int64, copy=False)
         if self.limit is None or len(row) <= self.limit:
@@ -258,8 +264,8 @@ class Encoder:
     def check(self, ids: Array, number: int) -> None:
         """Raise an `EmptyText` if the ids of text `number` include no token to pool.
 
-        As in sentence-transformers, a text that has only tokens of the prompt can be pooled, except
-        by a maximum: its mean is 0.
+        As in sentence-transformers, a text that has only tokens of the prompt can be pooled (its
+        mean is 0), unless the pooling is a maximum.
         """
         least = self._unread if "max" in self.sentence.modes else 0
         if len(ids) <= least and not self.sentence.static:
@@ -320,7 +326,7 @@ class Encoder:
     def _run_batch(self, batch: Batch, edits: EditedRun | None) -> Any:
         """Return the outputs of one batch; sentence vectors are not yet scaled or truncated."""
         if self._expansion is not None and not self._expansion.attend:
-            others = batch.ids != self._filler  # the filler is visible before another token
+            others = batch.ids != self._filler  # fillers before a real token stay visible
             ends = [
                 a + int(np.flatnonzero(others[a:b]).max(initial=0)) for a, b in pairwise(batch.cu)
             ]
@@ -462,7 +468,7 @@ def encode(
 
     Texts of similar length run together, without padding. A text longer than `max_seq_length` is
     truncated as in `trace`; the model's files may set other limits for queries and documents
-    (`task`). White space around a text stays, and the tokenizer decides whether it has tokens.
+    (`task`). White space around a text is kept; the tokenizer decides whether it becomes tokens.
 
     Args:
         inputs: one text or any iterable of texts. For a model that reads images, one image or
@@ -472,29 +478,28 @@ def encode(
             and fewer texts if they are longer. A text with more than `128 * batch_size` tokens runs
             alone.
         show_progress_bar: whether to show a progress bar; if None, a bar appears only on a terminal
-            and only if the work takes long.
+            and only if the work takes a long time.
         normalize_embeddings: whether vectors are scaled to length 1; None follows the model's
             files.
         output_value: "sentence_embedding"; "token_embeddings" for the last vectors of all tokens,
             including special tokens; or None for a dict with both. A multi-vector model (ColBERT)
-            has only "token_embeddings", after its modules; it has no vectors for tokens that its
-            files skip in texts with this `task` (by default, "document"). The vector of a SPLADE
-            model has one number for each word of the vocabulary. "sparse" gives the numbers above 0
-            as a dict {token id: weight}, for SPLADE models and for BGE-M3, and "multi_vector" gives
+            supports only "token_embeddings": the output of its last module, without the tokens that
+            its files skip for this `task` (by default, "document"). The vector of a SPLADE model
+            has one number for each word of the vocabulary. "sparse" gives the numbers above 0 as a
+            dict {token id: weight}, for SPLADE models and for BGE-M3, and "multi_vector" gives
             BGE-M3's vectors of all tokens after the first, scaled to length 1.
         prompt_name: the name of the prompt to put before each text. The prompts are in the model's
-            files. If `prompt_name` is None, the default prompt of these files is used, if there is
-            one.
+            files. If `prompt_name` is None, the default prompt in these files, if any, is used.
         prompt: the text of a prompt, instead of `prompt_name`.
         truncate_dim: the number of leading dimensions of each vector to keep; None keeps all. If
-            the model's files ask for vectors with norm 1, each vector is scaled first and then
-            truncated, as in sentence-transformers. `normalize_embeddings=True` scales the
-            truncated vectors. Token vectors are not truncated.
+            the model's files require vectors with norm 1, each vector is scaled first and then
+            truncated, as in sentence-transformers. `normalize_embeddings=True` scales the truncated
+            vectors. Token vectors are not truncated.
         precision: the format of the vectors. "float32" and None keep the computed floats. "int8"
-            and "uint8" divide each dimension's range, from its least to its largest number in these
-            texts, into 256 steps, so the steps depend on the texts. "binary" and "ubinary" keep one
-            bit per number: 1 if the number is positive. In "ubinary", eight bits form a uint8; in
-            "binary", 128 is subtracted and the result is an int8.
+            and "uint8" divide each dimension's range, from its smallest to its largest number in
+            these texts, into 256 steps, so the steps depend on the texts. "binary" and "ubinary"
+            keep one bit per number: 1 if the number is positive. In "ubinary", eight bits form a
+            uint8; in "binary", 128 is subtracted and the result is an int8.
         convert_to_numpy: False for a list of torch tensors, one per text.
         convert_to_tensor: True for one torch tensor, (n, D).
         device: None or "cpu", the only device.
@@ -506,10 +511,10 @@ def encode(
         ablate: heads to ablate, as in `trace`. With `ablate`, `hide` or `edit`, all texts are split
             into tokens before the first text is run.
         hide: words, positions and edges to mask, as in `trace`; positions include the prompt.
-        edit: activations to change, as in `trace`. If an edit is a function, each of its calls gets
-            a batch of texts. The texts of a batch may be in any order; `at.texts` has the index of
-            each text in `inputs`. If an edit is an array, it has one row per text, in the order of
-            `inputs`.
+        edit: activations to change, as in `trace`. If an edit is a function, each call to it
+            receives a batch of texts. The texts of a batch may be in any order; `at.texts` has the
+            index of each text in `inputs`. If an edit is an array, it has one row per text, in the
+            order of `inputs`.
 
     Returns:
         The vectors (n, D), in the order of the texts; (D,) for one string; (0, D) if there are no
@@ -524,9 +529,9 @@ def encode(
         TypeError: a text is not a string; the texts are a dict; or `trace` does not accept the
             images or the edits.
         ValueError: a text has no tokens; a prompt or route does not exist; `precision` needs
-            several texts; an argument is invalid, or is not for images; the head for images
-            computes no vectors; or `trace` does not accept the images or the edits.
-        ImportError: the result should be tensors, but torch is not installed.
+            several texts; an argument is invalid, or does not apply to images; the head for images
+            does not compute vectors; or `trace` does not accept the images or the edits.
+        ImportError: tensors are requested, but torch is not installed.
 
     Source:
         For `precision`: `quantize_embeddings` of sentence-transformers.
@@ -563,7 +568,7 @@ def encode(
             vectors = encoder.all(texts, show_progress_bar, edits)
         elif pool.model is not model:
             raise value_error(
-                f"the pool is for {pool.model.name}, another model: start a pool for this model"
+                f"the pool is for a different model, {pool.model.name}: start a pool for this model"
             )
         elif edits:
             raise value_error("pool cannot be combined with ablate, hide or edit: omit one of them")
@@ -579,10 +584,10 @@ def encode(
 def encode_images(
     model: ModelBase, images: Any, edits: Edits, show: bool | None, options: Mapping[str, Any]
 ) -> Array:
-    """Return a vector for each image, (n, width); `options` has three options of `encode`."""
+    """Return a vector for each image, (n, width); `options` holds options of `encode`."""
     model.need("encode")
     head, size, most = model.head, options["batch_size"], options["truncate_dim"]
-    assert head is not None  # because the model can encode
+    assert head is not None  # a model that can encode has a head
     size = whole_number(size, name="batch_size", least=1)
     if most is not None:
         width = head.steps.outputs
@@ -616,8 +621,8 @@ def encode_query(
         options: the other options of `encode`.
 
     Returns:
-        The result of `encode` with the task "query" and, by default, the prompt "query".
-        For a model without prompts and routes, this is the result of `encode`.
+        The result of `encode`.
+        For a model without prompts or routes, the task and the prompt have no effect.
 
     Raises:
         TypeError: as in `encode`.
@@ -649,8 +654,8 @@ def encode_document(
         options: the other options of `encode`.
 
     Returns:
-        The result of `encode` with the task "document" and, by default, the prompt "document".
-        For a model without prompts and routes, this is the result of `encode`.
+        The result of `encode`.
+        For a model without prompts or routes, the task and the prompt have no effect.
 
     Raises:
         TypeError: as in `encode`.
@@ -723,7 +728,7 @@ def model_for(model: ModelBase, task: str | None) -> ModelBase:
         ValueError: this task has no route.
     """
     if task is not None and not isinstance(task, str):
-        raise type_error(f"task is {type(task).__name__}: give a string, or None")
+        raise type_error(f"task is {type(task).__name__}; pass a string, or None")
     routing = model.routing
     if not routing.is_choice:
         return model
@@ -735,6 +740,6 @@ def model_for(model: ModelBase, task: str | None) -> ModelBase:
         if task is not None:
             problem = f"there is no route for the task {task!r:.80} in {model.name}"
         raise value_error(
-            f"{problem}: give task as one of {known}, or call encode_query or encode_document"
+            f"{problem}; pass task as one of {known}, or call encode_query or encode_document"
         )
     return model.routes[route]

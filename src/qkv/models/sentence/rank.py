@@ -57,10 +57,10 @@ class Frame:
 
     Attributes:
         around: the ids before, between and after the texts.
-        segments: five segments, each 0 or 1. They belong to five groups of ids, in this order: the
-            ids before the texts, the first text, the ids between the texts, the second text, and
-            the ids after the texts.
-        left: whether a text that is cut loses its first tokens.
+        segments: the segments, each 0 or 1, of five groups of ids, in this order: the ids before
+            the texts, the first text, the ids between the texts, the second text, and the ids after
+            the texts.
+        left: whether cutting a text removes its first tokens instead of its last.
     """
 
     around: tuple[Array, Array, Array]
@@ -71,7 +71,7 @@ class Frame:
         return sum(map(len, self.around))
 
     def pair(self, first: Array, second: Array, limit: int | None) -> Pair:
-        """Join two texts, given as ids, in up to `limit` tokens; the longer text is cut first."""
+        """Join two texts, given as ids, into `limit` tokens at most; the longer is cut first."""
         free = (math.inf if limit is None else limit) - len(self)
         sizes = fit_lengths(len(first), len(second), free)
         before, between, after = self.around
@@ -109,7 +109,7 @@ def frame_of(tokenizer: Tokenizer, text: str, name: str) -> Frame:
     ids, segments, parts = tokenizer.pair(text, text)
     sides = [[i for i, part in enumerate(parts) if part == which] for which in (0, 1)]
     if not all(sides):
-        raise value_error("the query is empty: give a query with at least one token")
+        raise value_error("the query is empty; pass a query with at least one token")
     (a, b), (c, d) = ((positions[0], positions[-1] + 1) for positions in sides)
     if b - a + d - c != sum(map(len, sides)) or b > c:
         raise value_error(f"the tokenizer of {name} mixes the tokens of the two texts")
@@ -165,7 +165,7 @@ class Ranker:
 
     @property
     def head(self) -> BuiltHead:
-        """The head of the model, which turns token vectors into logits for each pair."""
+        """The model's head, which turns token vectors into logits for each pair."""
         assert self.model.head is not None  # the caller has checked this
         return self.model.head
 
@@ -220,8 +220,8 @@ class Ranker:
         frame = frame_of(self.tokenizer, text, self.model.name)
         if self.limit is not None and self.limit < len(frame) + 2:
             raise value_error(
-                f"max_seq_length is {self.limit}, and a query and a document have "
-                f"{len(frame)} special tokens around them: give {len(frame) + 2} or more"
+                f"max_seq_length is {self.limit}, but a query and a document are read with "
+                f"{len(frame)} special tokens; pass {len(frame) + 2} or more"
             )
         return frame
 
@@ -266,7 +266,7 @@ class Ranker:
 def best(
     scores: Array, documents: Sequence[str], top_k: int | None, with_documents: bool
 ) -> list[dict[str, Any]]:
-    """Return the documents, the best score first; documents with equal scores keep their order.
+    """Return the documents, best score first; documents with equal scores keep their order.
 
     >>> best(np.array([0.25, 0.5, 0.5]), ["a", "b", "c"], 2, True)
     [{'corpus_id': 1, 'score': 0.5, 'text': 'b'}, {'corpus_id': 2, 'score': 0.5, 'text': 'c'}]
@@ -293,17 +293,17 @@ def activate_logits(activation: Activation, logits: Array) -> Array:
     if not isinstance(scores, np.ndarray) or scores.shape != logits.shape:
         about = scores.shape if isinstance(scores, np.ndarray) else type(scores).__name__
         raise type_error(
-            f"activation_fn returned {about}: it must return an array of the shape of its "
-            f"input, {logits.shape}"
+            f"activation_fn returned {about}: it must return an array of the same shape "
+            f"as its input, {logits.shape}"
         )
     return scores
 
 
 def given_activation(function: Any) -> Activation:
-    """Return the activation that a user gives: a known module of torch, or a function.
+    """Return the activation that a user passes: a known torch module, or a function.
 
     Raises:
-        TypeError: `function` is neither a function nor a known module of torch.
+        TypeError: `function` is neither a function nor a known torch module.
     """
     kind = type(function)
     name = f"{kind.__module__}.{kind.__qualname__}"
@@ -311,7 +311,7 @@ def given_activation(function: Any) -> Activation:
         return ACTIVATIONS[name]
     if not callable(function) or kind.__module__.startswith("torch."):
         raise type_error(
-            f"activation_fn is {name}: give a function of an array, or one of torch.nn's "
+            f"activation_fn is {name}; pass a function of an array, or one of torch.nn's "
             f"{', '.join(dict.fromkeys(known.rpartition('.')[2] for known in ACTIVATIONS))}"
         )
     return cast(Activation, function)
@@ -336,8 +336,8 @@ def activation_of(
     function = known[0] if known else _SIGMOID if classes == 1 else _IDENTITY
     if function not in ACTIVATIONS:
         raise value_error(
-            f"the activation after the logits of {name} is {function:.80}: qkv supports "
-            f"{', '.join(ACTIVATIONS)}"
+            f"the activation after the logits of {name} is {function:.80}, but qkv "
+            f"supports only {', '.join(ACTIVATIONS)}"
         )
     return ACTIVATIONS[function]
 
@@ -426,15 +426,15 @@ def rank(
             128 tokens, more pairs if they are shorter, and fewer if they are longer. A pair with
             more than `128 * batch_size` tokens runs alone.
         show_progress_bar: as in `encode`.
-        activation_fn: the function that turns logits into scores: a function of an array, or an
-            activation of torch.nn. The default is the activation from the model's files, or a
+        activation_fn: the function that turns logits into scores, either a function of an array or
+            a torch.nn activation. The default is the activation from the model's files, or a
             sigmoid if the files contain no activation.
         device: None or "cpu".
 
     Returns:
-        One dict per document, the best first; documents with equal scores keep their order.
-        "corpus_id" is the index of the document, and "score" is the score of the pair.
-        "text" is the document; this key exists only with `return_documents`.
+        One dict per document, best first; documents with equal scores keep their order. "corpus_id"
+        is the index of the document, and "score" is the score of the pair. "text" is the document;
+        this key exists only with `return_documents`.
 
     Raises:
         TypeError: a text is not a string.

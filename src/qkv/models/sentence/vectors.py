@@ -1,4 +1,4 @@
-"""Quantize and compare vectors, and convert them to torch tensors."""
+"""Quantise and compare vectors, and convert them to torch tensors."""
 
 import sys
 import warnings
@@ -14,7 +14,7 @@ from qkv.models.run.truncation import callers
 from qkv.ops.linear import multiply
 
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
-# Rounding fewer vectors than this to "int8" or "uint8" gives a warning. The quantization steps
+# Rounding fewer vectors than this to "int8" or "uint8" causes a warning. The quantisation steps
 # divide the range of the numbers in these vectors, and the vectors of other texts may have numbers
 # outside this range.
 FEW = 100
@@ -34,16 +34,17 @@ def check_precision(precision: Any, *, output_value: Any) -> None:
 def quantize(vectors: Array, precision: str) -> Array:
     """Return float vectors (n, D) in fewer bits, in the format of sentence-transformers.
 
-    For "int8" and "uint8", the range from the least to the largest number of each dimension is
-    divided into 256 quantization steps. Each number is replaced by the index of its quantization
-    step, so the shape of the result is (n, D). "binary" and "ubinary" replace each number by a bit,
-    which is 1 if the number is positive. Eight bits form a byte, the highest bit first. The result
-    has the shape (n, ceil(D / 8)). For "uint8" and "ubinary", the dtype is uint8. For "int8" and
+    For "int8" and "uint8", the range from the smallest to the largest number of each dimension is
+    divided into 256 quantisation steps. Each number is replaced with the index of its quantisation
+    step, so the shape of the result is (n, D). "binary" and "ubinary" replace each number with a
+    bit, which is 1 if the number is positive. Eight bits form a byte, the highest bit first. The
+    result has shape (n, ceil(D / 8)). For "uint8" and "ubinary", the dtype is uint8. For "int8" and
     "binary", 128 is subtracted from each index or byte, and the dtype is int8. "float32" returns
     the vectors unchanged.
 
     Raises:
-        ValueError: there is only one vector; "int8" and "uint8" need the range of several vectors.
+        ValueError: "int8" or "uint8" is given for a single vector; both need the range of several
+            vectors.
 
     >>> vectors = np.array([[0.5, -1.0], [0.7, 3.0], [0.6, 1.1]], np.float32)
     >>> quantize(vectors, "ubinary").tolist()
@@ -57,12 +58,12 @@ def quantize(vectors: Array, precision: str) -> Array:
     if len(vectors) == 1:
         raise value_error(
             f"precision is {precision}, but a single vector has no range to "
-            "divide into steps: give several texts, or use float32 or binary"
+            "divide into steps; pass several texts, or use float32 or binary"
         )
     if 1 < len(vectors) < FEW:
         warnings.warn(
             f"the steps of {precision} come from the range of {len(vectors)} vectors, and "
-            f"may not fit other texts: give {FEW} texts or more in one call",
+            f"may not suit other texts; pass at least {FEW} texts in one call",
             UserWarning,
             stacklevel=callers(),
         )
@@ -150,7 +151,7 @@ def similarity_pairwise(a: Any, b: Any, how: str) -> Array:
     first, second = _read(a, b)
     if len(first) != len(second):
         raise value_error(
-            f"the inputs have {len(first)} and {len(second)} vectors: give "
+            f"the inputs have {len(first)} and {len(second)} vectors; pass "
             "the same number of each, or call similarity for every pair"
         )
     return _PAIRWISE[how](first, second)
@@ -162,9 +163,10 @@ def _read(a: Any, b: Any) -> tuple[Array, Array]:
     both = [x[None] if x.ndim == 1 else x for x in both]
     for x, name in zip(both, "ab", strict=True):
         if x.dtype.kind not in "iu" and not is_float(x.dtype):
-            raise type_error(f"{name} is {x.dtype}: give vectors of numbers")
+            raise type_error(f"{name} is {x.dtype}; pass vectors of numbers")
     if any(x.ndim != 2 for x in both) or both[0].shape[1] != both[1].shape[1]:
-        raise value_error(f"a is {both[0].shape} and b is {both[1].shape}: give (n, D) and (m, D)")
+        shapes = f"a has shape {both[0].shape} and b has shape {both[1].shape}"
+        raise value_error(f"{shapes}; pass (n, D) and (m, D)")
     wide = np.float64 if any(x.dtype == np.float64 for x in both) else np.float32
     first, second = (x.astype(wide, copy=False) for x in both)
     return first, second

@@ -31,19 +31,20 @@ def chat(
 ) -> Any:
     """Answer the last message of a conversation.
 
-    The model's chat template turns the messages into a prompt, and `generate` continues it. The
-    model keeps the key/value cache of the last conversation: if the next call begins with the same
-    tokens, only the other tokens are computed. A call with edits computes all tokens.
+    The model's chat template turns the messages into a prompt, and `generate` continues the prompt.
+    The model keeps the key/value cache of the last conversation: if the next call begins with the
+    same tokens, only the remaining tokens are computed. A call with edits computes all tokens.
 
     Args:
         messages: the conversation, for example `[{"role": "user", "content": "Hello"}]`. Roles are
             "system", "user" and "assistant"; a template may refuse roles and orders.
-        max_new_tokens: as in `generate`, like all further arguments.
+        max_new_tokens: the maximum number of new tokens; this and all further arguments are as in
+            `generate`.
         temperature: 0 for the most likely tokens; above 0 to sample.
         top_k: the number of most likely tokens to sample from.
         top_p: the total probability of the most likely tokens to sample from.
         seed: the seed of the random numbers.
-        stream: whether to yield the answer while it grows, word by word.
+        stream: whether to yield the answer word by word as it is generated.
         stop: the answer ends before the first of these strings.
         trace: whether to trace the conversation with the answer.
         ablate: heads to ablate.
@@ -103,7 +104,7 @@ def answer_prompt(
 
 
 def _pieces(model: ModelBase, pieces: Iterator[str], past: TextCaches | None) -> Iterator[str]:
-    """Yield the pieces of an answer, and keep its caches, also if the reader stops early."""
+    """Yield the pieces of an answer, and keep its caches, even if the reader stops early."""
     try:
         yield from pieces
     except GeneratorExit:

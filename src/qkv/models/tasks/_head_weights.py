@@ -7,45 +7,154 @@ from typing import Any
 import numpy as np
 
 from qkv._argument_errors import public_call, type_error, value_error
-from qkv.arrays import Array, compute_type, is_whole_number, quote
+from qkv.arrays import (
+    Array,
+    ArrayLike,
+    compute_type,
+    index_per_axis,
+    is_whole_number,
+    quote,
+)
 from qkv.models._model_base import ModelBase
 from qkv.trace.names import no_layer
 
 
 @dataclass(frozen=True, eq=False)
 class Factored:
-    """A (D, D) matrix for each head, stored as the product of two smaller matrices.
+    """Matrices (..., A, B), usually one for each head, stored as products of smaller matrices.
+
+    A `Factored` can be multiplied with `@`, transposed with `.T` and indexed like the array of the
+    products; these operations do not compute that array.
 
     Attributes:
-        left: (Hq, D, d).
-        right: (Hq, d, D).
+        left: (..., A, d).
+        right: (..., d, B).
 
     >>> one = Factored(np.array([[[1.0], [2.0]]]), np.array([[[3.0, 4.0]]]))
     >>> one.full().tolist(), one.eigenvalues.tolist()
     ([[[3.0, 4.0], [6.0, 8.0]]], [[(11+0j)]])
+    >>> one.shape, float(one[0, 1, 0]), (one @ one.T)[0].full().tolist()
+    ((1, 2, 2), 6.0, [[25.0, 50.0], [50.0, 100.0]])
     """
 
     left: Array
     right: Array
+    __array_ufunc__ = None  # lets `array @ factored` call `__rmatmul__`
+
+    def __post_init__(self) -> None:
+        shapes = np.shape(self.left), np.shape(self.right)
+        if min(map(len, shapes)) < 2 or shapes[0][-1] != shapes[1][-2]:
+            raise ValueError(
+                f"Factored: `left` {shapes[0]} and `right` {shapes[1]} cannot be multiplied; "
+                "pass (..., A, d) and (..., d, B)"
+            )
 
     def __repr__(self) -> str:
-        heads, dim, size = self.left.shape
-        return f"Factored({heads} heads, {dim} x {size} times {size} x {dim})"
+        return f"Factored({self.left.shape} @ {self.right.shape})"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of `full()`."""
+        heads = np.broadcast_shapes(self.left.shape[:-2], self.right.shape[:-2])
+        return (*heads, self.left.shape[-2], self.right.shape[-1])
+
+    @property
+    def T(self) -> "Factored":
+        """The transposed matrices, (..., B, A)."""
+        return Factored(np.swapaxes(self.right, -1, -2), np.swapaxes(self.left, -1, -2))
+
+    def __matmul__(self, other: "ArrayLike | Factored") -> "Array | Factored":
+        """Multiply by matrices (..., B, C), or by a vector (B,); a vector gives an array."""
+        if isinstance(other, Factored):
+            middle = self.right @ other.left
+            if middle.shape[-1] < middle.shape[-2]:
+                return Factored(self.left @ middle, other.right)
+            return Factored(self.left, middle @ other.right)
+        array = np.asarray(other)
+        if array.ndim == 1:
+            return np.asarray(self.left @ (self.right @ array)[..., None])[..., 0]
+        return Factored(self.left, self.right @ array)
+
+    def __rmatmul__(self, other: ArrayLike) -> "Array | Factored":
+        """Multiply matrices (..., C, A), or a vector (A,), by `self`; a vector gives an array."""
+        array = np.asarray(other)
+        product = array @ self.left
+        if array.ndim == 1:
+            return np.asarray(product[..., None, :] @ self.right)[..., 0, :]
+        return Factored(product, self.right)
+
+    def __getitem__(self, key: Any) -> "Array | Factored":
+        """Index like the array of the products; a whole number for a row or column gives an array.
+
+        >>> Factored(np.ones((2, 5, 3)), np.ones((2, 3, 7)))[0, :2].shape
+        (2, 7)
+        """
+        size = len(self.shape)
+        keys = index_per_axis(key, size)
+        if len(keys) > size:
+            raise IndexError(
+                f"Factored: {len(keys)} indices are given for an array of shape {self.shape}; "
+                f"pass at most {size}"
+            )
+        heads, ends = keys[:-2], keys[-2:]
+        lengths = [is_whole_number(one) for one in ends]
+        row, column = ([one] if whole else one for one, whole in zip(ends, lengths, strict=True))
+        shape = self.shape[:-2]
+        left = np.broadcast_to(self.left, (*shape, *self.left.shape[-2:]))[heads][..., row, :]
+        right = np.broadcast_to(self.right, (*shape, *self.right.shape[-2:]))[heads][..., column]
+        chosen = Factored(left, right)
+        if not any(lengths):
+            return chosen
+        return chosen.full()[(..., *(0 if whole else slice(None) for whole in lengths))]
 
     def full(self) -> Array:
-        """Return `left @ right`, (Hq, D, D)."""
+        """Return `left @ right`, (..., A, B)."""
         product: Array = self.left @ self.right
         return product
 
+    def norm(self) -> Array:
+        """Return the Frobenius norm of each matrix, (...,), float64."""
+        left, right = self._exact()
+        squares = (np.swapaxes(left, -1, -2) @ left) * (right @ np.swapaxes(right, -1, -2))
+        total: Array = np.maximum(squares.sum((-2, -1)), 0.0)
+        return np.sqrt(total)
+
+    def svd(self) -> tuple[Array, Array, Array]:
+        """Return the singular value decomposition `(U, S, Vh)` of each matrix, in float64.
+
+        Returns:
+            `U` (..., A, n), `S` (..., n) with the largest value first, and `Vh` (..., n, B), where
+            n is min(A, d, B). The other singular values are 0. For each i, the matrix maps between
+            the direction in column i of `U` and the direction in row i of `Vh`, with the factor
+            `S[i]`.
+
+        >>> one = Factored(np.array([[3.0], [4.0]]), np.array([[0.0, 2.0]]))
+        >>> one.svd()[1].round(9).tolist(), round(float(one.norm()), 9)
+        ([10.0], 10.0)
+        """
+        left, right = self._exact()
+        Q_left, R_left = np.linalg.qr(left)
+        Q_right, R_right = np.linalg.qr(np.swapaxes(right, -1, -2))
+        small = R_left @ np.swapaxes(R_right, -1, -2)
+        U, S, Vh = np.linalg.svd(small, full_matrices=False)
+        return Q_left @ U, S, Vh @ np.swapaxes(Q_right, -1, -2)
+
     @property
     def eigenvalues(self) -> Array:
-        """The eigenvalues of `full()` that may be nonzero, (Hq, d), complex128, the largest first.
+        """The eigenvalues of `full()` that may be nonzero, (..., d), complex128, largest first.
 
         The eigenvalues are computed in float64, from the small product `right @ left` (d, d).
         """
-        small = self.right.astype(np.float64) @ self.left.astype(np.float64)
-        values = np.linalg.eigvals(small).astype(np.complex128)
+        if self.shape[-1] != self.shape[-2]:
+            raise ValueError(
+                f"eigenvalues: the matrices are {self.shape[-2:]}, not square; call svd()"
+            )
+        left, right = self._exact()
+        values = np.linalg.eigvals(right @ left).astype(np.complex128)
         return np.take_along_axis(values, np.argsort(-np.abs(values), axis=-1, kind="stable"), -1)
+
+    def _exact(self) -> tuple[Array, Array]:
+        return self.left.astype(np.float64), self.right.astype(np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,12 +167,12 @@ class HeadWeights:
 
     Attributes:
         W_Q: (Hq, D, d), turns vectors into queries.
-        W_K: (Hq, D, d).
-        W_V: (Hq, D, dv).
+        W_K: (Hq, D, d), turns vectors into keys.
+        W_V: (Hq, D, dv), turns vectors into values.
         W_O: (Hq, dv, D), turns weighted values into the head's output.
-        b_Q: (Hq, d).
-        b_K: (Hq, d).
-        b_V: (Hq, dv).
+        b_Q: (Hq, d), the bias of the queries.
+        b_K: (Hq, d), the bias of the keys.
+        b_V: (Hq, dv), the bias of the values.
         b_O: (D,), added once to the sum of all heads' outputs.
     """
 
@@ -91,7 +200,7 @@ class HeadWeights:
 
     @property
     def W_U(self) -> Array | None:
-        """The matrix that turns vectors into logits, (D, V); None if the model predicts no words.
+        """The matrix that turns vectors into logits, (D, V); None for a model without logits.
 
         A masked-LM head has further layers; `model.unembed` applies all of them.
         """
@@ -141,9 +250,9 @@ def head_weights(model: ModelBase, layer: int) -> HeadWeights:
         For a product, `.full()` returns the (Hq, D, D) matrices; `.eigenvalues` are (Hq, d).
         The remaining D - d eigenvalues of each (D, D) matrix are 0, and are not in `.eigenvalues`.
         The model's tables are the same in every layer: `.W_E` (V, D) and `.W_pos` (rows, D).
-        `.W_U` (D, V) and `.b_U` (V,) compute logits; they are None if the model predicts no words.
-        `.W_pos` is None if the model has no table of positions.
-        The type is float32, or float64 for a float64 model.
+        `.W_U` (D, V) and `.b_U` (V,) compute logits; they are None if the model does not predict
+        words. `.W_pos` is None if the model has no table of positions. The type is float32, or
+        float64 for a float64 model.
 
     Raises:
         TypeError: `layer` is not an integer.
@@ -159,7 +268,7 @@ def head_weights(model: ModelBase, layer: int) -> HeadWeights:
     """
     count = model.num_layers
     if not is_whole_number(layer):
-        raise type_error(f"layer is {quote(layer)}: give a whole number")
+        raise type_error(f"layer is {quote(layer)}; pass a whole number")
     if not -count <= layer < count:
         raise value_error(no_layer(layer, count))
     network = model.network

@@ -8,7 +8,7 @@ import numpy as np
 
 from qkv._argument_errors import value_error
 from qkv.arrays import Array, quote, real_number, whole_number
-from qkv.models.tasks.predict import largest
+from qkv.models.tasks.predict import largest, log_softmax
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,10 @@ class Sampling:
 
     Attributes:
         temperature: divides the logits; 0 chooses the token with the largest logit.
-        top_k: only the tokens with the `top_k` largest logits may be chosen. If other tokens have
-            the same logit as the last of these tokens, they may be chosen too.
-        top_p: only the smallest set of most likely tokens with a total probability of `top_p` or
-            more may be chosen.
+        top_k: only the tokens with the `top_k` largest logits may be chosen. Tokens whose logit
+            ties with the smallest of these logits may be chosen too.
+        top_p: only the most likely tokens may be chosen: the smallest set whose total probability
+            is `top_p` or more.
 
     Raises:
         TypeError: a value is not a number.
@@ -45,7 +45,7 @@ class Sampling:
                 raise value_error(f"top_p is {top_p}: it must be above 0 and at most 1")
 
     def check_draws(self, seed: int | None) -> None:
-        """Raise a ValueError if an option for sampling is given with temperature 0."""
+        """Raise a ValueError if a sampling option is given at temperature 0."""
         options = {"top_k": self.top_k, "top_p": self.top_p, "seed": seed}
         named = [
             f"{name} is {quote(value)}" for name, value in options.items() if value is not None
@@ -53,7 +53,7 @@ class Sampling:
         if named and self.temperature == 0:
             raise value_error(
                 f"{', '.join(named)} and temperature is 0, which always takes the most "
-                "likely token: give a temperature above 0, for example 1, or omit"
+                "likely token; pass a temperature above 0, for example 1, or omit"
                 f" {' and '.join(text.split()[0] for text in named)}"
             )
 
@@ -95,8 +95,8 @@ class Measured(NamedTuple):
     Attributes:
         logit: the logit of the token.
         log_probability: the logarithm of the token's probability, in nats.
-        top: the most likely tokens at the same position and their log probabilities, in descending
-            order.
+        top: the most likely tokens at the same position with their log probabilities, most likely
+            first.
     """
 
     logit: float
@@ -111,7 +111,5 @@ def measure_token(logits: Array, token: int, top: int = 0) -> Measured:
     >>> round(result.log_probability, 4), [(token, round(log, 4)) for token, log in result.top]
     (-1.204, [(1, -0.5108), (2, -1.204)])
     """
-    wide = logits.astype(np.float64)
-    wide -= wide.max()
-    logs = wide - np.log(np.exp(wide).sum())
+    logs = log_softmax(logits)
     return Measured(float(logits[token]), float(logs[token]), largest(logs, min(top, len(logs))))

@@ -9,7 +9,7 @@ from qkv._argument_errors import type_error, value_error
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import check_text
 
-CONTEXT = 8  # The name of a token is decoded together with at most this many preceding tokens.
+CONTEXT = 8  # To name a token, decode it together with at most this many preceding tokens.
 BROKEN = "\ufffd"  # `decode` returns this for an incomplete character.
 _BYTES = 4  # the maximum number of bytes of a character in UTF-8
 
@@ -22,9 +22,9 @@ class Spelling:
     r"""Converts tokens to text as soon as a character is complete.
 
     Args:
-        decode: a function that returns the text of ids.
+        decode: a function that converts ids to text.
         before: the tokens that precede the text. If they end inside a character, the text begins
-            with this character.
+            with that character.
 
     Attributes:
         spans: for each decoded token, where its characters begin and end in the text. If
@@ -149,7 +149,7 @@ def _find_beginning(text: str, stop: str) -> int:
 
 
 def decode_function(tokenizer: Tokenizer | None) -> Callable[[list[int]], str]:
-    """Return a function that decodes ids; without a tokenizer, ids are joined with spaces."""
+    """Return a function that decodes ids; without a tokenizer, it joins the ids with spaces."""
     if tokenizer is None:
         return lambda ids: " ".join(map(str, ids))
     # a token table may have more rows than there are tokens
@@ -161,7 +161,7 @@ def check_stop(stop: Any) -> tuple[str, ...]:
     try:
         strings = (stop,) if isinstance(stop, str) else tuple(stop)
     except TypeError:
-        raise type_error(f"`stop` is {stop!r:.40}: give strings") from None
+        raise type_error(f"`stop` is {stop!r:.40}; pass strings") from None
     for text in strings:
         if not check_text(text, name="a stop string"):
             raise value_error("`stop` contains an empty string: omit the empty string")

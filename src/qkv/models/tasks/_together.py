@@ -1,4 +1,4 @@
-"""Compute the next tokens of texts that are generated independently in one forward pass."""
+"""In one forward pass, compute the next tokens of texts that are generated independently."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ MAX_TEXTS = 64  # The maximum number of texts in a forward pass, unless a batch 
 
 @dataclass(eq=False)
 class Waiting:
-    """A batch that waits for the logits (B, V) after its new tokens, or has them, or an error."""
+    """A batch that is waiting for its logits (B, V), or that already has its logits or an error."""
 
     network: Transformer
     tokens: NewTokens
@@ -22,10 +22,10 @@ class Waiting:
 
 
 class Together:
-    """Joins the steps of several calls of `steps`, so that one pass over the weights serves all.
+    """Joins the steps of several calls to `steps`, so that they share one pass over the weights.
 
-    Each call adds its new tokens and yields. When a call continues, it asks for its logits. The
-    first call that asks computes the logits of all batches that wait. So a call may begin or end
+    Each call adds its new tokens and yields. When a call continues, it requests its logits. The
+    first call to do so computes the logits of all waiting batches. So a call may begin or end
     between any two tokens. All calls must run on the same thread.
     """
 
@@ -43,7 +43,7 @@ class Together:
         self._waiting.pop(batch, None)
 
     def logits(self, batch: Waiting) -> Array:
-        """Return the logits (B, V) of a batch; compute them if they are not computed yet."""
+        """Return the logits (B, V) of a batch; compute them if this has not yet been done."""
         if batch in self._waiting:
             self._compute(batch)
         if batch.error is not None:

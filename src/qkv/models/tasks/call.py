@@ -25,8 +25,8 @@ class ModelOutput:
 
     Attributes:
         last_hidden_state: (B, T, D), 0 at padding.
-        logits: (B, T, V) if the model predicts words, with 0 at padding; (B, classes) for a
-            classifier of texts; (B, T) for ELECTRA's discriminator; None for other models.
+        logits: (B, T, V) if the model predicts words, with 0 at padding; (B, classes) for a text
+            classifier; (B, T) for ELECTRA's discriminator; None for other models.
         embeds: (B, E), if the head computes one vector per text or image instead of logits.
         encoder_last_hidden_state: (B, S, D), the encoder's vectors, for an encoder-decoder model.
             The other arrays of an encoder-decoder model come from its decoder.
@@ -72,29 +72,29 @@ def call(
 
     Args:
         input_ids: (B, T) integers, or (T,) for one text, whose output then has B = 1.
-        attention_mask: of the same shape: True or 1 at tokens, False or 0 at padding. The
-            padding may be on the left or on the right, and is ignored. By default, there is no
-            padding.
-        position_ids: (B, T) integers, or (1, T) for all texts: the position of each token, for
-            learned and rotary positions. Positions of padding are ignored. As in transformers, the
-            positions of RoBERTa and MPNet begin at the padding token's id + 1. By default, a
-            token's position is its column. In OPT, a token's default position is the number of
-            earlier tokens; padding does not count. In RoBERTa and MPNet, a token's default position
-            depends on the number of earlier ids that differ from the padding token's id. The
-            padding token's id does not count, even where the mask is 1. In GPT-2 and BERT, padding
-            on the left shifts the default positions, which changes the result. To avoid the change,
-            pass `np.maximum(np.cumsum(attention_mask, 1) - 1, 0)` as `position_ids`.
-            `position_ids` have no effect on masks, windows, ALiBi and relative biases, which follow
-            the order of the tokens.
+        attention_mask: an array of the same shape, with True or 1 at tokens, and False or 0 at
+            padding. The padding may be on the left or on the right, and is ignored. By default,
+            there is no padding.
+        position_ids: the position of each token, for learned and rotary positions; integers of
+            shape (B, T), or (1, T) for all texts. Positions of padding are ignored. As in
+            transformers, the positions of RoBERTa and MPNet begin at the padding token's id + 1. By
+            default, a token's position is its column. In OPT, a token's default position is the
+            number of earlier tokens; padding does not count. In RoBERTa and MPNet, a token's
+            default position depends on the number of earlier ids that are not the padding token's
+            id; the mask has no effect. In GPT-2 and BERT, padding on the left shifts the default
+            positions, which changes the result. To avoid the change, pass
+            `np.maximum(np.cumsum(attention_mask, 1) - 1, 0)` as `position_ids`. `position_ids` have
+            no effect on masks, windows, ALiBi and relative biases, which follow the order of the
+            tokens.
         ablate: heads to ablate, as in `trace`.
         hide: words and positions to mask, as in `trace`; positions are columns of `input_ids`.
         edit: activations to change, as in `trace`. Position t of an edit is column t of
-            `input_ids`. The same is true in arrays that an edit function receives, and in
-            `at.positions`. If an edit is a function, each of its calls gets the activations of all
-            texts.
+            `input_ids`. The same is true of the arrays that an edit function receives, and of
+            `at.positions`. If an edit is a function, each call to it receives the activations of
+            all texts.
 
     Raises:
-        TypeError: ids are not integers; a mask holds a value that is not a bool, 0 or 1; or `trace`
+        TypeError: ids are not integers; a mask holds a value other than a bool, 0 or 1; or `trace`
             does not accept the edits.
         ValueError: shapes differ; an id has no row in the token table; a position does not exist in
             the model; or `trace` does not accept the edits.
@@ -132,7 +132,7 @@ def fit_ids(
 def run_columns(
     network: Transformer, ids: Array, mask: Array, edited: EditedRun, positions: Array | None = None
 ) -> Array:
-    """Run the tokens that a mask (B, T) selects; return their vectors (total, D)."""
+    """Run the network on the tokens that a mask (B, T) selects; return their vectors (total, D)."""
     if not mask.any():
         return np.zeros((0, network.out_dim), network.dtype)
     batch = Columns(ids, mask, network.spans(mask), positions)
@@ -149,12 +149,12 @@ def run_layers(
     not run.
 
     Args:
-        resid: floats (B, T, D), or (T, D) for one text: the input of layer `first`, `resid_pre` in
-            a trace. All T positions are tokens, without padding.
+        resid: the input of layer `first` (`resid_pre` in a trace), as floats (B, T, D), or (T, D)
+            for one text. All T positions are tokens, without padding.
         first: the first layer to run; -1 is the last layer. If `first` equals the number of layers,
             no layer runs.
         stop: only layers before this layer are run; None runs all layers from `first` on.
-        edit: activations of these layers to change, as in `trace`. Replacement arrays, and the
+        edit: activations to change in these layers, as in `trace`. Replacement arrays, and the
             arrays that functions get, are (B, T, ...).
 
     Returns:
@@ -180,18 +180,19 @@ def run_layers(
     model.need("run_layers")
     vectors = as_array(resid, name="resid")
     if not is_float(vectors.dtype):
-        raise type_error(f"resid is {vectors.dtype}: give floats (B, T, {network.dim})")
+        raise type_error(f"resid is {vectors.dtype}; pass floats (B, T, {network.dim})")
     if vectors.ndim not in (2, 3) or vectors.shape[-1] != network.dim:
         raise value_error(
-            f"resid has shape {vectors.shape} and {model.name} has vectors of {network.dim}: "
-            f"give (B, T, {network.dim}), or (T, {network.dim}) for one text"
+            f"resid has shape {vectors.shape}, but the vectors of {model.name} have size "
+            f"{network.dim}; "
+            f"pass (B, T, {network.dim}), or (T, {network.dim}) for one text"
         )
     count = len(network.layers)
     begin, end = _layer(first, count, "first"), count
     if stop is not None:
         end = _layer(stop, count, "stop")
     if begin > end:
-        raise value_error(f"`first` is layer {begin} and `stop` is {end}: give a later stop")
+        raise value_error(f"`first` is layer {begin} and `stop` is {end}; pass a larger stop")
     texts, length, dim = (vectors[None] if vectors.ndim == 2 else vectors).shape
     blank = Tokenized(np.zeros(length, np.int64), [""] * length, [], [])
     edits = edits_of(edit)
@@ -205,13 +206,13 @@ def run_layers(
             changes = record.fields["at"] if layer is None else f"layer {layer}"
             raise value_error(
                 f"{record.source} changes {changes}, but only layers {begin} to "
-                f"{end - 1} run: give one of these layers"
+                f"{end - 1} run; pass one of these layers"
             )
     for name in edited.changes:
         layer = parse(name).layer
         if layer is None or not begin <= layer < end:
             raise value_error(
-                f"`edit` has {name}, but only layers {begin} to {end - 1} run: name "
+                f"`edit` has {name}, but only layers {begin} to {end - 1} run; pass "
                 "an activation in these layers"
             )
     batch = Vectors(vectors.reshape(texts, length, dim).astype(network.dtype, copy=False))
@@ -222,10 +223,10 @@ def run_layers(
 def _layer(number: Any, count: int, name: str) -> int:
     """Check and return a layer number, 0 to `count`; add `count` to a negative number."""
     if not is_whole_number(number):
-        raise type_error(f"`{name}` is {quote(number)}: give a whole number")
+        raise type_error(f"`{name}` is {quote(number)}; pass a whole number")
     if not -count <= number <= count:
         raise value_error(
-            f"`{name}` is {number} and the model has {count} layers: give 0 to {count}"
+            f"`{name}` is {number}, but the model has {count} layers; pass 0 to {count}"
         )
     return int(number) + (count if number < 0 else 0)
 
@@ -253,11 +254,11 @@ def call_pair(
 
     Args:
         input_ids: (B, S) integers, the texts to read, or (S,) for one text.
-        attention_mask: of the same shape: True or 1 at tokens, False or 0 at padding. The
-            padding may be on the left or on the right, and is ignored. By default, there is no
-            padding.
-        decoder_input_ids: (B, L) integers, or (L,) for one text: the text that the decoder has
-            written so far, beginning with the start token.
+        attention_mask: an array of the same shape, with True or 1 at tokens, and False or 0 at
+            padding. The padding may be on the left or on the right, and is ignored. By default,
+            there is no padding.
+        decoder_input_ids: the text that the decoder has written so far, beginning with the start
+            token, as integers (B, L), or (L,) for one text.
         decoder_attention_mask: like `attention_mask`, for `decoder_input_ids`.
         position_ids: not supported, because encoder-decoder models use relative positions.
         ablate: heads of the encoder to ablate, as in `trace`.
@@ -273,7 +274,7 @@ def call_pair(
         `encoder_last_hidden_state` (B, S, D) holds the vectors of the encoder.
 
     Raises:
-        TypeError: ids are not integers; or a mask holds a value that is not a bool, 0 or 1.
+        TypeError: ids are not integers; or a mask holds a value other than a bool, 0 or 1.
         ValueError: shapes differ; an id has no row in the token table; `decoder_input_ids` are
             missing; or `trace` does not accept the edits.
     """

@@ -41,7 +41,7 @@ class Generated(str):
         prompt: the text of the prompt.
         ids: the new tokens, including the token that ended the text.
         finish_reason: why the text ended: "eos" at an end token, "stop" at a stop string, "length"
-            after `max_new_tokens` or at the model's last position.
+            after `max_new_tokens` tokens or at the model's last position.
         trace: with `trace=True`, the trace of the prompt and the new tokens, as from `model.trace`.
         logits: with `trace=True`, the logit of each new token, (n,).
         probabilities: with `trace=True`, the probability of each new token at temperature 1.
@@ -56,13 +56,13 @@ class Generated(str):
 
     @public_call("looked_at")
     def looked_at(self, token: int) -> list[Array]:
-        """Return the attention weights with which the model predicted new token `token`.
+        """Return the attention weights with which the model predicted new token number `token`.
 
         At the position of each token, the model computes the logits of the next token. So the query
         of these weights is the token before the new token, and the keys are all tokens up to this
         query. For an encoder-decoder model, the result holds weights of the cross-attention, whose
-        keys are the tokens of the encoder's text. The weights of the decoder's self-attention are
-        in row `token` of each array in `trace.decoder.attentions`.
+        keys are the tokens of the encoder's text. Row `token` of each array in
+        `trace.decoder.attentions` holds the weights of the decoder's self-attention.
 
         Returns:
             For each layer, an array (Hq, K).
@@ -78,9 +78,9 @@ class Generated(str):
             raise value_error("nothing was traced: generate with trace=True")
         count = len(self.ids)
         if not is_whole_number(token):
-            raise type_error(f"`token` is {quote(token)}: give the number of a token")
+            raise type_error(f"`token` is {quote(token)}; pass the number of a token")
         if not -count <= token < count:
-            raise invalid(IndexError, f"`token` is {token}, but only {count} tokens are new")
+            raise invalid(IndexError, f"`token` is {token}, but only {count} tokens were generated")
         number = token % count
         if isinstance(self.trace, Seq2SeqTrace):
             return [weights[0, :, number] for weights in self.trace.cross_attentions]
@@ -109,26 +109,27 @@ def generate(
     """Continue one text or several texts token by token.
 
     A text ends with an end token (`eos_token_id` of generation_config.json, or else of
-    config.json), before a stop string, or after `max_new_tokens`. If the temperature is above 0,
-    tokens are sampled as in transformers. First, the logits are divided by the temperature. Second,
-    only the tokens with the `top_k` largest logits are kept. Third, only the most likely of these
-    tokens are kept: as few as possible with a total probability of `top_p` or more. The penalties,
-    suppressed and forced tokens and minimum lengths of generation_config.json apply first, as in
-    transformers; arguments replace its do_sample, temperature, top_k, top_p and maximum lengths.
+    config.json), before a stop string, or after `max_new_tokens` tokens. If the temperature is
+    above 0, tokens are sampled as in transformers. First, the logits are divided by the
+    temperature. Second, only the tokens with the `top_k` largest logits are kept. Third, only the
+    most likely of these tokens are kept: as few as are needed for a total probability of `top_p` or
+    more. The penalties, the suppressed and forced tokens, and the minimum lengths in
+    generation_config.json are applied before these steps, as in transformers; the arguments of
+    `generate` replace the file's do_sample, temperature, top_k, top_p and maximum lengths.
 
     Args:
         prompt: one text or several; or token ids, (T,) integers for one text, and (B, T) or a list
             of rows for several.
-        max_new_tokens: the maximum number of tokens to add to each prompt. The default
-            is 64, or less if the model has too few positions.
+        max_new_tokens: the maximum number of tokens to add to each prompt. The default is 64, or
+            fewer if the model has too few positions.
         temperature: if 0, each new token is the most likely token; otherwise, logits are divided by
             this number. `top_k`, `top_p` and `seed` need a temperature above 0.
         top_k: the number of most likely tokens to sample from.
-        top_p: a number above 0 and at most 1. Tokens are sampled only from the smallest set of most
-            likely tokens with a total probability of `top_p` or more.
+        top_p: a number above 0 and at most 1. Tokens are sampled only from the most likely tokens:
+            the smallest set whose total probability is `top_p` or more.
         seed: the seed of the random numbers, for repeatable results. Each text has its own random
             number generator.
-        stream: whether to yield the text while it grows, word by word.
+        stream: whether to yield the text word by word as it is generated.
         stop: a new text ends before the first of these strings.
         trace: whether to trace the whole text, and to keep the logit and probability of each new
             token.
@@ -152,7 +153,7 @@ def generate(
         With `trace=True`, further attributes are `trace`, `logits`, `probabilities`, `looked_at`.
         With `stream=True`, the result is an iterator over strings.
         For several prompts, this iterator yields pairs (index of the prompt, string).
-        If the model has no tokenizer, the new text holds ids, for example "17 4 9".
+        If the model has no tokenizer, the new text consists of ids, for example "17 4 9".
 
     Raises:
         TypeError: a prompt or an argument has the wrong type.
@@ -251,12 +252,12 @@ def _read_prompts(model: ModelBase, prompt: Any) -> tuple[bool, list[str], list[
         return True, [prompt.tokens.text], [prompt.tokens]
     if not isinstance(prompt, Iterable):
         kind = type(prompt).__name__
-        raise type_error(f"the prompt is {kind}: give a text, or a list of texts")
+        raise type_error(f"the prompt is {kind}; pass a text, or a list of texts")
     single, strings, batch = model.reader.split(prompt)
     for number, text in enumerate(strings):
         if len(text) > MAX_CHARS:
             raise value_error(
-                f"prompt {number} has {len(text):,} characters: give at most {MAX_CHARS:,}"
+                f"prompt {number} has {len(text):,} characters; pass at most {MAX_CHARS:,}"
             )
     if strings:
         tokenizer = model.reader.need_tokenizer()
@@ -293,12 +294,12 @@ def tokens_to_add(
     [54, 64]
     """
     if not count:
-        raise value_error(f"{which} is empty: give at least one token")
+        raise value_error(f"{which} is empty; pass at least one token")
     left = sys.maxsize if limit is None else limit - count
     if left < min(usual, 1):
         raise value_error(
-            f"{which} has {count} tokens and {name} takes at most {limit} tokens: "
-            "no room is left for a new token: give a shorter prompt"
+            f"{which} has {count} tokens, but {name} takes at most {limit} tokens: "
+            "no room is left for a new token; pass a shorter prompt"
         )
     if wanted is not None and wanted > left:
         raise value_error(
@@ -352,7 +353,7 @@ class Row:
 
     @property
     def is_measured(self) -> bool:
-        """Whether `measured_prompt` has all tokens of the prompt except the first."""
+        """Whether `measured_prompt` already covers all tokens of the prompt except the first."""
         return len(self.measured_prompt) >= len(self.prompt_tokens) - 1
 
     def add(self, token: int, eos_ids: frozenset[int]) -> str:
@@ -423,7 +424,7 @@ class TextCaches:
     def resume(
         self, network: Transformer, empty: list[KVCache], ids: Array
     ) -> tuple[list[KVCache], Array]:
-        """Shorten the caches to the tokens with which a new text begins.
+        """Shorten the caches to the tokens that they share with the beginning of a new text.
 
         If the caches do not fit, `empty` caches replace them.
 
@@ -477,10 +478,11 @@ def steps(
         measure_prompts: whether to also measure the tokens of the prompts, before the first new
             token. Encoder-decoder models do not support `measure_prompts`.
         edited: the edits of the run.
-        past: the caches of an earlier text, for one row without edits. Tokens with which both texts
-            begin are not computed again. Afterwards, `past` holds the caches of the new text.
+        past: the caches of an earlier text, for one row without edits. The tokens that both texts
+            share at the beginning are not computed again. Afterwards, `past` holds the caches of
+            the new text.
         together: computes each new token in one forward pass with the new tokens of other calls.
-            `together` cannot be combined with `edited` and `past`.
+            `together` cannot be combined with `edited` or `past`.
 
     Yields:
         Lists of pairs (index of a row, new text of the row).
@@ -559,7 +561,7 @@ def first_step(
     """Return a cache for each layer, and the ids (B, n) and lengths (B,) of the first step.
 
     The ids are those of the prompts, or the decoder's first id, followed by the `new` ids. The
-    caches of decoders store `cache_dtype`, by default the dtype of the keys.
+    caches of decoders store numbers of the dtype `cache_dtype`, by default the dtype of the keys.
     """
     if isinstance(network, EncoderDecoder):
         visible = edited.visible(batch.layout, batch.longest)

@@ -38,7 +38,7 @@ def predict(
     hide: Hide = (),
     edit: Edit = None,
 ) -> Guesses:
-    """Guess the word at each mask token of a text or, with a decoder, the word after the text.
+    """Predict the word at each mask token of a text or, with a decoder, the word after the text.
 
     Words are shown without the tokenizer's mark for a space; "##" marks a subword that continues
     the word before it.
@@ -53,7 +53,7 @@ def predict(
 
     Returns:
         For each mask token, or for the next position, a list of `top_k` pairs.
-        A pair is `(word, probability)`; the most likely word is the first.
+        A pair is `(word, probability)`; the most likely word comes first.
         Probabilities are the softmax of the logits over the whole vocabulary, in float64.
 
     Raises:
@@ -108,14 +108,14 @@ def losses(
     model.need("losses")
     traced = trace(model, text, names=[], logits=True, ablate=ablate, hide=hide, edit=edit)
     if len(traced) != 1:
-        raise value_error(f"{len(traced)} texts are given: give one text per call")
+        raise value_error(f"{len(traced)} texts are given; pass one text per call")
     per_token, _ = cross_entropy(traced["logits"][0, :-1], np.array(traced[0].ids[1:], np.int64))
     return per_token
 
 
 @public_call("predict")
 def blanks(model: ModelBase, text: Any) -> tuple[Tokenized, list[int]]:
-    """Return the tokens of a text, and the positions at which `predict` guesses words.
+    """Return the tokens of a text, and the positions at which `predict` predicts words.
 
     Args:
         text: as in `predict`, which lists the errors.
@@ -140,7 +140,10 @@ def guesses(
     most = model.need_words()
     top_k = whole_number(top_k, name="top_k", least=1)
     if top_k > most:
-        raise value_error(f"top_k is {top_k} and {model.name} has {most} words: give 1 to {most}")
+        raise value_error(
+            f"top_k is {top_k}, but the vocabulary of {model.name} has {most} tokens; "
+            f"pass 1 to {most}"
+        )
     batch, edited = model.check_edits(edits, Batch([tokens]))
     rows, _ = model.network.run(batch, model.with_means(edited, batch))
     ranked = likeliest(model.network.logits(rows[list(positions)]), top_k, edited.why)
@@ -180,11 +183,11 @@ def unembed(model: ModelBase, resid: ArrayLike, *, norm: bool = True) -> Array:
     model.need("unembed")
     array = as_array(resid, name="resid")
     if not is_float(array.dtype):
-        raise type_error(f"resid is {array.dtype}: give floats (..., {model.dim})")
+        raise type_error(f"resid is {array.dtype}; pass floats (..., {model.dim})")
     if array.shape[-1:] != (model.dim,):
         raise value_error(
             f"resid has shape {array.shape} and {model.name} has vectors of "
-            f"{model.dim}: give (..., {model.dim})"
+            f"{model.dim}; pass (..., {model.dim})"
         )
     rows = array.reshape(-1, model.dim).astype(model.network.dtype, copy=False)
     logits = model.network.unembed(rows, norm=norm)
@@ -202,10 +205,12 @@ def _one_text(model: ModelBase, text: Any) -> Tokenized:
     ids = ids_given(text, rows=reader.rows, limit=limit)
     if ids is not None:
         if len(ids[1]) > 1:
-            raise value_error(f"{len(ids[1])} texts are given: give one, (T,) or (1, T) ids")
+            raise value_error(
+                f"{len(ids[1])} texts are given; pass one text, as ids of shape (T,) or (1, T)"
+            )
         return ids[1][0]
     if isinstance(text, list | tuple) and text:
-        raise type_error(f"text is a list of {len(text)}: give one text per call")
+        raise type_error(f"text is a list of {len(text)} texts; pass one text per call")
     tokenizer, mask = reader.need_tokenizer(), reader.mask
     text = check_text(text, name="text")
     # a decoder predicts the word after the whole text, so the text may not be truncated
@@ -218,17 +223,17 @@ def _one_text(model: ModelBase, text: Any) -> Tokenized:
         )
     truncator.cut.warn()
     if all(tokens.special) and mask not in tokens.tokens:
-        raise value_error("the text is empty: give a text with at least one word")
+        raise value_error("the text is empty; pass a text with at least one word")
     if limit is not None and len(tokens) > limit:
         raise value_error(
-            f"the text has {len(tokens)} tokens and {model.name} takes at most "
-            f"{limit} tokens: give a shorter text"
+            f"the text has {len(tokens)} tokens, but {model.name} takes at most "
+            f"{limit} tokens; pass a shorter text"
         )
     return replace(tokens, text=text[: max(end for _, end in tokens.offsets)])
 
 
 def mask_positions(tokens: Tokenized, tokenizer: Tokenizer | None, name: str) -> list[int]:
-    """Return the positions of the mask tokens of a text; `call` is for error messages.
+    """Return the positions of the mask tokens of a text; `name` is the model's name in errors.
 
     Raises:
         ValueError: the text or the model has no mask token.
@@ -247,6 +252,17 @@ def mask_positions(tokens: Tokenized, tokenizer: Tokenizer | None, name: str) ->
             f'{mask} or _ where a word is missing, for example "I sat on the {mask}."'
         )
     return positions
+
+
+def log_softmax(logits: Array) -> Array:
+    """Return the logarithms of the softmax over the last axis, in float64.
+
+    >>> log_softmax(np.zeros((1, 4))).round(4).tolist()  # log(1 / 4)
+    [[-1.3863, -1.3863, -1.3863, -1.3863]]
+    """
+    wide = np.asarray(logits, np.float64)
+    wide = wide - wide.max(-1, keepdims=True)
+    return np.asarray(wide - np.log(np.exp(wide).sum(-1, keepdims=True)))
 
 
 def likeliest(logits: Array, count: int, why: str = CANNOT) -> Ranked:

@@ -47,7 +47,8 @@ def names_to_keep(
         known: all names that a trace of the model may have.
         layers: the numbers of the layers to keep, where -1 is the last layer; None keeps all
             layers.
-        names: the names to keep: full names, short names, or tuples; None keeps the default names.
+        names: the full names, short names or tuples of the activations to keep; None keeps the
+            default names.
         top_k: if given, the trace keeps only `names` and summaries of attention. A summary holds
             this number of weights per query.
 
@@ -64,9 +65,9 @@ def names_to_keep(
     ['blocks.0.attn.hook_q']
     """
     if top_k is not None and not is_whole_number(top_k):
-        raise type_error(f"top_k is {top_k!r}: write a whole number")
+        raise type_error(f"top_k is {top_k!r}; pass a whole number")
     if top_k is not None and top_k < 1:
-        raise value_error(f"top_k is {top_k}: keep at least 1 weight")
+        raise value_error(f"top_k is {top_k}; pass 1 or more")
     full_names = {full for full in known if top_k is None and activation(full).unasked}
     alone: set[str] = set()
     if names is not None:
@@ -79,13 +80,13 @@ def names_to_keep(
 
 
 def layers_to_run(known: Sequence[str], keep: Callable[[str], bool], side: str = "") -> int | None:
-    """Return the number of layers that must run for the kept activations; None for all layers.
+    """Return how many layers must run to compute the kept activations; None for all layers.
 
     Args:
         known: every name that a trace of the model may hold.
         keep: a function that decides whether a name is kept.
-        side: "encoder" or "decoder": consider only names of this network; by default, consider all
-            names.
+        side: "encoder" or "decoder" to consider only the names of this network; by default, all
+            names are considered.
 
     >>> known = ["hook_embed", "blocks.0.attn.hook_q", "blocks.1.hook_mlp_out", "ln_final.hook_x"]
     >>> [layers_to_run(known, [name].__contains__) for name in known]
@@ -98,17 +99,17 @@ def layers_to_run(known: Sequence[str], keep: Callable[[str], bool], side: str =
 
 
 def _resolve_names(known: Sequence[str], names: Names) -> tuple[set[str], set[str]]:
-    """Return the wanted full names, and the subset of these names that belong to no layer."""
+    """Return two sets of full names: all wanted names, and those of them outside all layers."""
     wanted: Any = [names] if isinstance(names, str) or is_tuple_name(names) else names
     if not isinstance(wanted, Iterable):
-        raise type_error(f'`names` is {quote(names)}: give names, such as ["pattern", ("q", 0)]')
+        raise type_error(f'`names` is {quote(names)}; pass names, such as ["pattern", ("q", 0)]')
     every = NameIndex(known)
     full_names: set[str] = set()
     outside: set[str] = set()
     for name in wanted:
         if not isinstance(name, str | tuple):
             raise type_error(
-                f'`names` contains {quote(name)}: give names, such as "pattern" or ("q", 0)'
+                f'`names` contains {quote(name)}; pass names, such as "pattern" or ("q", 0)'
             )
         matches = every.matching(name)
         if not matches:
@@ -120,7 +121,7 @@ def _resolve_names(known: Sequence[str], names: Names) -> tuple[set[str], set[st
 
 
 def _in_layers(known: Sequence[str], layers: int | Iterable[int]) -> set[str]:
-    """Return the names in these layers, and the names that belong to no layer.
+    """Return the names in these layers, and the names outside all layers.
 
     The final norm belongs to the last layer.
     """
@@ -157,8 +158,8 @@ def trace(
     """Run texts and keep every activation, keyed by name.
 
     A text longer than `max_seq_length` is truncated, with a warning; its last special token is
-    kept. At padding after shorter texts, scores and `lse` are -inf, `top_indices` are -1, and other
-    arrays are 0.
+    kept. In the padding after shorter texts, scores and `lse` are -inf, `top_indices` are -1, and
+    other arrays are 0.
 
     To test whether a head or a word matters, run the texts without the head (`ablate`) or the word
     (`hide`). You can also change any activation (`edit`). All later activations are computed from
@@ -170,14 +171,14 @@ def trace(
         layers: the numbers of the layers to keep; -1 is the last layer. By default, all layers are
             kept. The final norm (`ln_final`) is kept with the last layer. Layers above the last
             kept layer are run only for `logits`.
-        names: the names to keep: full names ("blocks.0.attn.hook_pattern"), short names ("pattern",
-            "ln1.scale"), or tuples (("pattern", 3)). By default, all names except
+        names: the names to keep, as full names ("blocks.0.attn.hook_pattern"), short names
+            ("pattern", "ln1.scale"), or tuples (("pattern", 3)). By default, all names except
             `attn.hook_result`.
         top_k: if given, the trace keeps only the activations in `names` and a summary of each
             layer's attention: `top_indices` and `top_weights` (B, Hq, T, top_k), and `received` and
             `lse` (B, Hq, T). Use `top_k` for long texts, for which the (T, T) weights need too much
             memory.
-        logits: whether to keep `trace["logits"]` too: (B, T, V), the logits over the vocabulary.
+        logits: whether to keep `trace["logits"]` too, the logits (B, T, V) over the vocabulary.
         batch_size: the number of texts in a batch; None for batches of about a thousand tokens.
             Activations that are not kept need memory only for one batch.
         ablate: heads to ablate, as pairs (layer, head), or (layer, None) for all heads of a layer.
@@ -208,7 +209,7 @@ def trace(
 
     Raises:
         TypeError: a text is not a string; `ablate`, `hide` or `edit` holds an unsupported value; or
-            a function returns no array.
+            a function does not return an array.
         ValueError: a text is empty, or no text is given; a layer, head, word or position does not
             exist; a text would have no visible word; an array has the wrong shape; `top_k` and an
             edit of weights are both given; or `logits` is True and the model has no head that
@@ -272,7 +273,7 @@ def trace_stream(
         hide: words, positions and edges to mask in the texts that contain them.
         edit: activations to change, in each batch separately. A function gets all texts of a batch,
             and `at.texts` holds the index of each of these texts, counted over all batches. An
-            array has the shape (1, T, ...) or (B, T, ...), where B is the number of texts in the
+            array has shape (1, T, ...) or (B, T, ...), where B is the number of texts in the
             batch, and T is the length of its longest text.
 
     Returns:
@@ -474,7 +475,7 @@ def trace_pair(
     batch, written = model.read(texts), model.read(target)
     if len(batch) != len(written):
         raise value_error(
-            f"there are {len(batch)} texts and {len(written)} targets: give one target for "
+            f"there are {len(batch)} texts and {len(written)} targets; pass one target for "
             "each text"
         )
     if not isinstance(target, np.ndarray | list | tuple) or isinstance(target[0], str):
