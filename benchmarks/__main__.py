@@ -46,6 +46,7 @@ CLAIMS = (
     "serve",
     "scale",
     "play",
+    "play_smollm2",
     "growth",
 )
 PEERS = (

@@ -157,7 +157,7 @@ def within(most: float, way: str, of: str = "qkv") -> Goal:
 
 
 def per_second(what: str, count: int, way: str) -> Goal:
-    """Show how many texts or tokens an implementation processes per second; this is no goal."""
+    """Show how many texts or tokens an implementation processes per second; this is not a goal."""
     return Goal(f"{what} per second, {way}", lambda row: count / seconds(row, way), "n")
 
 
@@ -274,7 +274,8 @@ def measure(row: Row, threads: int, rounds: int = ROUNDS, seconds: float = 1.0) 
         del result
         if not errors[name] <= way.allowed:
             raise ArithmeticError(
-                f"{row.name}: {name} is off by {errors[name]:.1e}, allowed is {way.allowed:.1e}"
+                f"{row.name}: {name} has the error {errors[name]:.1e}, but the largest allowed "
+                f"error is {way.allowed:.1e}"
             )
     probes: dict[str, list[float]] = {}
 
@@ -345,7 +346,9 @@ def in_unit(value: float, unit: str) -> str:
         return f"{value:.4f}"
     if unit == "n":
         return f"{value:,.0f}"
-    return f"{value:.2f}x"
+    if unit == "x":
+        return f"{value:.2f}x"
+    raise ValueError(f"a goal has the unknown unit {unit!r}; add a format for it to `in_unit`")
 
 
 def verdict(goal: dict[str, Any]) -> str:
@@ -361,10 +364,10 @@ def verdict(goal: dict[str, Any]) -> str:
 
 
 def wanted(goal: dict[str, Any]) -> str:
-    """Return the requirement of a goal as words, for example "at least 2.00x"."""
+    """Return the requirement of a goal, for example "≥ 2.00x"."""
     bounds = [
         f"{word} {in_unit(goal[key], goal['unit'])}"
-        for key, word in (("least", "at least"), ("most", "at most"), ("aim", "aim"))
+        for key, word in (("least", "≥"), ("most", "≤"), ("aim", "aim"))
         if goal[key] is not None
     ]
     return ", ".join(bounds)

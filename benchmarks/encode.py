@@ -204,7 +204,7 @@ def onnxruntime(change: Callable[[bytes], bytes] = bytes) -> Callable[..., np.nd
 
 
 def dynamically_quantized(model: bytes) -> bytes:
-    """Quantize an ONNX model by onnxruntime's `quantize_dynamic`: a scale for each channel."""
+    """Quantize an ONNX model with onnxruntime's `quantize_dynamic`: a scale for each channel."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -237,7 +237,7 @@ def openvino(precision: str, change: Callable[[Any], Any] | None = None):
 
 
 def statically_quantized(model):
-    """Quantize weights and activations by NNCF, which runs the model on other texts first."""
+    """Quantize weights and activations with NNCF, which runs the model on other texts first."""
     import nncf
 
     nncf.set_log_level("ERROR")
@@ -250,7 +250,7 @@ def statically_quantized(model):
 
 
 def compressed(model):
-    """Round the weights alone to int8, by NNCF."""
+    """Round the weights alone to int8, with NNCF."""
     import nncf
 
     nncf.set_log_level("ERROR")

@@ -1,4 +1,4 @@
-"""Two Dask workers of one thread, compared with one process, and the cost of Dask itself.
+"""Two Dask workers of one thread each, compared with one process, and Dask's own cost.
 
 The cluster is `LocalCluster(n_workers=2, threads_per_worker=1, memory_limit="1GB")`.
 """

@@ -1,4 +1,4 @@
-"""The largest weights of each query at 32,768 tokens, in linear memory."""
+"""The largest weights of each query at 32,768 tokens, in memory that grows linearly."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Packed texts of different lengths, compared with a padded batch and with one call a text."""
+"""Packed texts of different lengths, compared with a padded batch and with one call per text."""
 
 from collections.abc import Iterator
 

@@ -15,9 +15,9 @@ are kept for choosing models, and each word is masked in a short sentence:
 | --- | --- | --- |
 | 1 | books, after WordNet | 10.1% |
 | 2 | mostly short sentences; content words are masked more often | 12.1% |
-| 3, 4 | both continue 2: clauses, and counts that teach (`Taught`) | 13.3%, 13.0%; mean 14.0% |
-| 5, 6 | both continue that mean: gaps that can be guessed from counts (`Guessed`) | 16.2%, 15.7% |
-| 7 | continues the mean of 3 to 6: more gaps, longer training, a larger `in_sight` | 18.2% |
+| 3, 4 | both continue run 2: clauses, counts as a teacher (`Taught`) | 13.3%, 13.0%; mean 14.0% |
+| 5, 6 | both continue the mean of 3, 4: gaps that counts can predict (`Guessed`) | 16.2%, 15.7% |
+| 7 | continues the mean of runs 3 to 6: more gaps, longer training, a larger `in_sight` | 18.2% |
 
 Averaging the weights of runs 3 to 6 gives a model whose first guess is right for 15.8% of the
 words. We also compared models on 60 sentences with gaps (`training.fits --choose`), and counted the

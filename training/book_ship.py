@@ -202,7 +202,7 @@ def ship(
     for one, chain in zip(runs, chains, strict=True):
         if not chain:
             raise FileNotFoundError(
-                f"book_ship: {one} holds no run: make one with training.book_encoder"
+                f"book_ship: {one} does not contain a run: make one with training.book_encoder"
             )
     abouts = _together(runs, chains)
     whole = mean_of(*runs)
@@ -284,7 +284,7 @@ def _together(
     for other, chain in zip(others, chains[1:], strict=True):
         if other != run and own in map(_learned, chain):
             raise ValueError(
-                f"book_ship: {other} already contains the weights of {run}: give a model that was "
+                f"book_ship: {other} already contains the weights of {run}; pass a model that was "
                 "made without this run"
             )
         if all(chain[-1]["settings"] != about["settings"] for about in abouts):

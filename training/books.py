@@ -130,7 +130,7 @@ def _contents(source: Path, books: Sequence[Book]) -> Iterator[bytes]:
         for book in books:
             path = source / book.path
             if not path.is_file():
-                raise ValueError(f"books: {source} has no {book.path}: give a whole clone")
+                raise ValueError(f"books: {source} has no {book.path}; pass a whole clone")
             yield path.read_bytes()
         return
     wanted = {book.path for book in books}
@@ -145,12 +145,12 @@ def _contents(source: Path, books: Sequence[Book]) -> Iterator[bytes]:
                     found[place] = file.read()
     except (OSError, EOFError, tarfile.TarError) as error:
         raise ValueError(
-            f"books: {source} cannot be read ({first_line(error)}): give a clone of the repository "
+            f"books: {source} cannot be read ({first_line(error)}); pass a clone of the repository "
             "or a tar archive of its files"
         ) from error
     for book in books:
         if book.path not in found:
-            raise ValueError(f"books: {source} has no {book.path}: give the whole archive")
+            raise ValueError(f"books: {source} has no {book.path}; pass the whole archive")
         yield found[book.path]
 
 

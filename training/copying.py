@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     """Measure some models on the same examples."""
     parser = argparse.ArgumentParser(prog="python -m training.copying", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("models", nargs="*", help="folders or names (the default model)")
+    parser.add_argument("models", nargs="*", help="folders or names (default: qkv's default model)")
     parser.add_argument("--seed", type=int, default=0, help="random seed for the examples (0)")
     parser.add_argument(
         "--choose", action="store_true", help="measure on the examples kept for choosing models"

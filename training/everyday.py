@@ -92,7 +92,7 @@ def tokenizer_of(given: str | None) -> Tokenizer:
         return SubwordTokenizer.from_file(Path(given))
     model = qkv.load(given)
     if model.tokenizer is None:
-        raise ValueError(f"everyday: {model.name} has no tokenizer: give a model that has one")
+        raise ValueError(f"everyday: {model.name} has no tokenizer; pass a model that has one")
     return model.tokenizer
 
 

@@ -8,14 +8,14 @@ The book belongs to the part "test": no included model has read it, and it did n
 between models. The rule for the sentences does not run the model, so it cannot favour sentences
 that the model guesses:
 
-- A sentence has 6 to 12 words. All its letters after the first are small, except in "I": so it
-  contains no names. It has no quotation marks.
+- A sentence has 6 to 12 words. All its letters after the first are lower case, except in "I", so it
+contains no names. It has no quotation marks.
 - Its first word is a function word, and none of the words in `BACK`, which refer to earlier
   sentences. It has two content words besides its last word, and no insult (`training.bias`). The
   model's vocabulary contains all its words.
 - Its last word, the gap, is a content word that occurs once in the sentence. It is one of the first
   2,000 tokens of the model's vocabulary, which are common words.
-- Lots decide between the sentences: the sentences are sorted by the SHA-256 of `SEED` and the
+- Chance decides between the sentences: they are sorted by the SHA-256 of `SEED` and the
   sentence. Of the sentences with the same last word, only the first is kept.
 """
 

@@ -9,7 +9,7 @@ import numpy as np
 import qkv
 from qkv.arrays import Array
 
-_AT_ONCE = 64  # texts in a batch
+_AT_ONCE = 64  # the number of texts in a batch
 
 
 def named(

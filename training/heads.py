@@ -87,7 +87,7 @@ def place_scores(
 def explained(scores: Array, part: Array) -> float:
     """Return R squared: the share of the variance over keys that `part` explains.
 
-    The scores have the shape (..., L, S). Adding a constant to a whole row of `part` does not
+    The scores have shape (..., L, S). Adding a constant to a whole row of `part` does not
     change the share, as in softmax. The share is below 0 if `part` predicts the scores worse than a
     constant.
 

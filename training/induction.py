@@ -271,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m training.induction", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("-o", "--out", type=Path, required=True, help="the folder of the run")
-    parser.add_argument("--threads", type=int, help="number of threads (all cores)")
+    parser.add_argument("--threads", type=int, help="number of threads (default: all cores)")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     group = parser.add_argument_group("the sizes")
     for one in fields(Sizes):

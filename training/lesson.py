@@ -2,7 +2,7 @@
 
 Most cards use the *lesson's sentence*. Such a sentence is made from a frame, which contains a gap
 for the missing word, and a filler, which replaces {} in the frame. `stories.txt` lists families of
-frames and fillers. In some head, the missing word looks at a content word of the filler with a
+frames and fillers. In some head, the missing word attends to a content word of the filler with a
 weight of 0.5 or more. This is the missing word's largest weight in the head, and the content word
 is not a neighbour of the missing word. Masking the content word changes the first guess, and so
 does ablating the head. If several sentences qualify, the rule prefers sentences that have both
@@ -14,26 +14,26 @@ or more, and exceed the second guess's probability by at least 0.0005. Each rule
 sentences whose first guess has a probability of 5% or more, and then all other sentences.
 
 - *second*: a sentence for the card about masking a word. This sentence and the lesson's sentence
-  come from different families in `stories.txt`. The word that the missing word looks at is also
+  come from different families in `stories.txt`. The word that the missing word attends to is also
   different in the two sentences. Of such qualifying sentences, the rule chooses the sentence with
   the largest weight. No other card may use *second*.
 - *neighbour*: the head with the largest mean weight on the previous or the next token, over the
   pool. In the lesson's sentence, the query is a neighbour of the filler's content word. In this
-  head, the query looks at that content word. The rule also chooses a replacement word. It takes
+  head, the query attends to that content word. The rule also chooses a replacement word. It takes
   this word from the filler of a sentence that belongs to another family in `stories.txt`. If
   the replacement word replaces the filler's content word, the weight must change by less than 0.08.
-- *other*: another head for the lesson's sentence. In this head, the missing word looks most at
+- *other*: another head for the lesson's sentence. In this head, the missing word attends most to
   another content word, with a weight of 0.4 or more. The head is not the head of *neighbour*. The
   rule prefers heads in the layer of the lesson's head, and then the head with the largest weight.
 - *causal*: a sentence in which a content word comes after the missing word. This content word is
   part of the filler (the words that replace {} in the frame). A causal mask changes the model's
   first guess in the sentence. Of these sentences, the rule chooses the sentence in which the
   original first guess loses the largest share of its probability.
-- *equal*: a content word and two heads. In both heads, the missing word looks most at this content
-  word. Both weights are 0.4 or more, and they differ by at most 0.01. But ablating one of the two
-  heads moves at least 0.1 more probability than ablating the other head. The rule first prefers
-  pairs in which only one ablation changes the first guess. Of the remaining pairs, it chooses the
-  pair whose two ablations differ most in how much probability they move.
+- *equal*: a content word and two heads. In both heads, the missing word attends most to this
+  content word. Both weights are 0.4 or more, and they differ by at most 0.01. But ablating one
+  of the two heads moves at least 0.1 more probability than ablating the other head. The rule first
+  prefers pairs in which only one ablation changes the first guess. Of the remaining pairs, it
+  chooses the pair whose two ablations differ most in how much probability they move.
 - *worth*: two words, each of which occurs once in the sentence. The second word is a content word
   of the sentence's filler. The mean weight of all heads on the first word is at least 1.2 times the
   mean weight on the second word. But masking the second word moves at least 1.3 times as much
@@ -198,12 +198,12 @@ class Examples:
 
     Attributes:
         sentence: the lesson's sentence.
-        head: the head that looks at `word` in the lesson's sentence.
-        word: the filler's word that the head looks at.
+        head: the head that attends to `word` in the lesson's sentence.
+        word: the filler's word that the head attends to.
         second: another qualifying sentence, with its head and word.
         neighbour: (head, distance from query to key, query, second query, replacement word).
-        other: a second head, and the word that the second head looks at.
-        causal: a sentence, a head, and the word that this head looks at.
+        other: a second head, and the word that the second head attends to.
+        causal: a sentence, a head, and the word that this head attends to.
         equal: a sentence; a word that gets almost equal weights in two heads; the head with less
             effect on the guess; and the head with more effect.
         worth: a sentence, the word with more weight, and the word with more effect.
@@ -314,7 +314,7 @@ def _large(sentences: Sequence[Sentence]) -> Iterator[tuple[float, Sentence, Hea
 def _neighbour(
     sentences: Sequence[Sentence], sentence: Sentence, word: str, fillers: Sequence[str]
 ) -> tuple[Head, int, int, int, str] | None:
-    """Find the head that looks at neighbours, and the examples for the card about this head.
+    """Find the head that attends to neighbours, and the examples for the card about this head.
 
     The result contains the head, the distance from query to key, two queries and a replacement
     word. The result is None if the lesson's sentence has no such examples.
@@ -347,7 +347,7 @@ def _aside(sentence: Sentence, by: int) -> Array:
 
 
 def _other(sentence: Sentence, heads: Sequence[Head], word: str) -> tuple[Head, str] | None:
-    """Find a head that looks at another content word than `word`; return the head and its word.
+    """Find a head that attends to another content word than `word`; return the head and its word.
 
     The head is not in `heads`. Heads in the layer of `heads[0]` are preferred.
     """

@@ -35,9 +35,9 @@ def _weight(given: Examples) -> Card:
     query = next(iter(one.words.values()))[0]
     return {
         "name": "weight",
-        "read": f"Each word reads the others: a thick line is a large weight. You see where "
-        f"*{one.text.tokens[query]}* looks. The gap is the missing word.",
-        "ask": "Where will the gap look most?",
+        "read": f"Each word reads the others: a thick line is a large weight. You see what "
+        f"*{one.text.tokens[query]}* attends to. The gap is the missing word.",
+        "ask": "What will the gap attend to most?",
         **_words(one, head, one.position),
         "told": f"*{word}* has the largest weight. The weight is a share: it says how much "
         f"of what the gap reads in this head comes from *{word}*.",
@@ -52,12 +52,12 @@ def _sum(given: Examples) -> Card:
     return {
         "name": "sum",
         "read": f"The gap gives *{word}* {{0}} of its weight. Now *{word}* is hidden: nothing can "
-        "look at it.",
+        "attend to it.",
         "ask": f"What happens to the weight of *{word}*?",
         "options": [
             "It is lost: less than 100% is left",
             "Other words get it: still 100%",
-            "All get more: over 100%",
+            "All words get more: over 100%",
         ],
         "probes": [
             _probe(head, one.position, one.words[word]),
@@ -77,16 +77,16 @@ def _back(given: Examples) -> Card:
     place = one.words[word][0]
     return {
         "name": "back",
-        "read": f"The gap looks at *{word}* with a weight of {{0}}. The word that looks has "
-        "a query, and the other word has a key.",
-        "ask": f"And how much does *{word}* look back at the gap?",
+        "read": f"The gap attends to *{word}* with a weight of {{0}}. The gap has a "
+        f"query, and *{word}* has a key.",
+        "ask": f"And how much does *{word}* attend to the gap?",
         "options": ["Much less", "About as much", "Much more"],
         "probes": [
             _probe(head, one.position, one.words[word]),
             _probe(head, place, [one.position]),
         ],
         "right": {"of": "change", "from": 0, "to": 1},
-        "told": "{1}. Each word has a query and a key with different numbers: what a word looks "
+        "told": "{1}. Each word has a query and a key with different numbers: what a word searches "
         "for differs from what it offers.",
         "before": _state(one, head),
         "after": _state(one, head, place),
@@ -106,25 +106,24 @@ def _neighbour(given: Examples) -> list[Card | None]:
     swap = [{"op": "swap", "token": query + by, "with": put}]
     position = {
         "name": "position",
-        "read": f"This is another head, {_name(head)}. In it *{names[shown]}* looks at "
+        "read": f"This is another head, {_name(head)}. In it, *{names[shown]}* attends to "
         f"*{names[shown + by]}*.",
-        "ask": f"Where will *{names[query]}* look most?",
+        "ask": f"What will *{names[query]}* attend to most?",
         **_words(one, head, query),
-        "told": f"It looks most at *{word}*, the word {side} it. This head finds the "
+        "told": f"It attends most to *{word}*, the word {side} it. This head finds the "
         "word by its position, which every token's vector contains.",
         "before": _state(one, head, shown),
         "after": _state(one, head, query),
     }
     swapped = {
         "name": "swap",
-        "read": f"*{names[query]}* looks at *{word}* with a weight of {{0}}. Now we write "
+        "read": f"*{names[query]}* attends to *{word}* with a weight of {{0}}. Now we write "
         f"*{put}* at that position.",
-        "ask": f"How much will *{names[query]}* look there now?",
+        "ask": f"How much will *{names[query]}* attend to *{put}*?",
         "options": ["Much less", "About as much", "Much more"],
         "probes": [_probe(head, query, [query + by]), _probe(head, query, [query + by], swap)],
         "right": {"of": "change", "from": 0, "to": 1},
-        "told": "{1}, and it was {0}. For this head, the position of a word matters, not which "
-        "word it is.",
+        "told": "{1}, and it was {0}. For this head, the position of a word matters, not the word.",
         "before": _state(one, head, query),
         "after": _state(one, head, query, edits=swap),
     }
@@ -137,12 +136,13 @@ def _other(given: Examples) -> Card | None:
     one, (head, word) = given.sentence, given.other
     return {
         "name": "heads",
-        "read": f"In head {_name(given.head)} the gap looks at *{given.word}*. Head "
+        "read": f"In head {_name(given.head)} the gap attends to *{given.word}*. Head "
         f"{_name(head)} reads the same words, with its own numbers.",
-        "ask": f"Where does the gap look most in head {_name(head)}?",
+        "ask": f"What does the gap attend to most in head {_name(head)}?",
         **_words(one, head, one.position),
-        "told": f"It looks most at *{word}*, and head {_name(given.head)} at *{given.word}*. "
-        "Different heads can look for different words, and the model combines what all heads find.",
+        "told": f"It attends most to *{word}*, and in head {_name(given.head)} to *{given.word}*. "
+        "Different heads can search for different words, and the model combines what all heads "
+        "find.",
         "before": _state(one, given.head),
         "after": _state(one, head),
     }
@@ -159,11 +159,11 @@ def _causal(given: Examples) -> Card | None:
     first, was, now, guesses = _guesses(one, edits)
     return {
         "name": "mask",
-        "read": f"The model says *{first}*, because *{word}* comes later. Now a mask: no word "
-        "sees later words. Models that write text use this mask.",
+        "read": f"The model says *{first}*, because *{word}* comes later. Now a mask hides later "
+        "words from each word. Models that write text use this mask.",
         "ask": "What will it say for the gap now?",
         **guesses,
-        "told": f"*{first}* falls from {was} to {now}. Masked words have the weight 0, as if they "
+        "told": f"*{first}* falls from {was} to {now}. Masked words have weight 0, as if they "
         "were not there.",
         "before": _state(one, head),
         "after": _state(one, head, edits=edits),
@@ -185,8 +185,8 @@ def _temperature(given: Examples) -> Card:
             _probe(head, one.position, one.words[word], edits),
         ],
         "right": {"of": "change", "from": 0, "to": 1},
-        "told": "{1}, and it was {0}. A high temperature makes weights even; a low one gives all "
-        "weight to the largest score.",
+        "told": "{1}, and it was {0}. A high temperature makes weights even; a low temperature "
+        "favours the largest score.",
         "before": _state(one, head),
         "after": _state(one, head, edits=edits),
     }
@@ -220,7 +220,7 @@ def _remove(given: Examples) -> Card:
     return {
         "name": "remove",
         "read": f"All words are visible again. Now we remove head {_name(head)}, in which "
-        f"the gap looks at *{word}*.",
+        f"the gap attends to *{word}*.",
         "ask": "What will the model say?",
         **guesses,
         "told": f"*{first}* falls from {was} to {now}. *{word}* is still in the text, and "
@@ -278,7 +278,8 @@ def _worth(given: Examples) -> Card | None:
         "right": {"of": "largest", "among": [2, 3]},
         "told": f"Without *{seen}*, {_first(one, one.hidden(seen))} ({at[seen]} of the probability "
         f"goes to other words). Without *{used}*, {_first(one, one.hidden(used))} ({at[used]}). "
-        "A weight says where a head looked, not how much it mattered. To see that, hide the word.",
+        "A weight says what a head attended to, not how much the word mattered. To see that, hide "
+        "the word.",
         "before": _state(one, head, tab="result"),
         "after": _state(one, head, edits=one.hidden(used), tab="result"),
     }

@@ -89,7 +89,7 @@ class Recipe:
         rate: the highest learning rate.
         warmup: the share of the run in which the rate rises.
         begin: the share of the run after which the model also learns senses.
-        weight: the weight of the loss on senses; the loss on masked words has the weight 1.
+        weight: the weight of the loss on senses; the loss on masked words has a weight of 1.
         uses: the number of uses (words in sentences) from which each step learns senses.
         wrong: the number of other senses of each word.
         temperature: the divisor of the cosines in the loss on senses.
@@ -240,7 +240,7 @@ def _begun(recipe: Recipe, tokenizer: Tokenizer) -> qkv.Model:
         if model.config.get(name) != wanted:
             raise ValueError(
                 f"make: the model {recipe.after} has {name}={model.config.get(name)}, and the "
-                f"recipe sets {name}={wanted}: give the recipe the sizes of that model"
+                f"recipe sets {name}={wanted}; use the sizes of that model in the recipe"
             )
     return model
 

@@ -2,9 +2,9 @@
 
 `numbers.toml` contains a section for each page: the page's path, and named f-strings. The command
 runs the cells of each page, evaluates the f-strings with the variables of the cells, and writes the
-results to docs/data/numbers.json. Where a page writes `{{ lesson1.river }}`, Sphinx inserts the
-number. If a page has no cells, its section contains Python code (the entry `code`)
-instead of the page's path (the entry `page`).
+results to docs/data/numbers.json and into the pages, before the number's name, such as
+`0.54<!-- lesson1.river -->`. If a page has no cells, its section contains Python code (the entry
+`code`) instead of the page's path (the entry `page`).
 
 A page's other statements about the included weights are tested by asserts in a hidden cell
 (`:tags: [remove-cell, raises-exception]`). If an assert fails, the command goes on, and lists the
@@ -169,17 +169,36 @@ def kept() -> dict[str, Any]:
     return found
 
 
+def renewed(page: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Return a page's source with the numbers of `new` instead of those of `old`.
+
+    >>> renewed("0.3, *0.3*<!-- a.b --> and ?<!-- a.c -->", {"a": {"b": "0.3"}},
+    ...         {"a": {"b": "0.4", "c": "2"}})
+    '0.3, *0.4*<!-- a.b --> and 2<!-- a.c -->'
+    """
+    for section, name in set(re.findall(r"<!-- (\w+)\.(\w+) -->", page)):
+        number = re.escape(old.get(section, {}).get(name, "?"))
+        value = new.get(section, {}).get(name, "?")
+        before_name = rf"(?=[*`]*<!-- {section}\.{name} -->)"
+        page = re.sub(number + before_name, value.replace("\\", r"\\"), page)
+    return page
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write numbers.json and README.md's outputs, and report claims that are no longer true."""
+    """Write numbers.json, the pages and README.md's outputs; report claims that became false."""
     parser = argparse.ArgumentParser(prog=AGAIN, description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.parse_args(arguments)
-    found = numbers()
-    with replacing(FILE) as file:
-        file.write((json.dumps(found, indent=1, ensure_ascii=False) + "\n").encode())
-    text = readme.written(readme.PLACE.read_text(encoding="utf-8"))
-    with replacing(readme.PLACE) as file:
-        file.write(text.encode())
+    old, found = kept(), numbers()
+    texts = {
+        page: renewed(page.read_text(encoding="utf-8"), old, found)
+        for page in sorted(DOCS.rglob("*.md"))
+    }
+    texts[FILE] = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+    texts[readme.PLACE] = readme.written(readme.PLACE.read_text(encoding="utf-8"))
+    for path, text in texts.items():
+        with replacing(path) as file:
+            file.write(text.encode())
     for one in found["untrue"]:
         print(f"numbers: no longer true: {one}")
 

@@ -29,7 +29,7 @@ class Stateless:
     """An objective without a state: its random draws depend only on the generator."""
 
     def state(self) -> dict[str, Any]:
-        """Nothing."""
+        """Return an empty state."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -89,10 +89,7 @@ class Unseen(Masked):
         return order
 
     def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
-        """Return the mean loss and the number of tokens.
-
-        The call also adds the gradient of the loss to the gradient that `network` holds.
-        """
+        """Add the loss's gradient to the network; return the mean loss and the number of tokens."""
         return words_loss(network, batch, (*self.seen(batch), self.in_sight)), len(batch.ids)
 
     def seen(self, batch: Words) -> tuple[Array, Array]:
@@ -151,10 +148,7 @@ class Taught:
         self.batch, self.state, self.restore = objective.batch, objective.state, objective.restore
 
     def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
-        """Return the mean loss and the number of tokens.
-
-        The call also adds the gradient of the loss to the gradient that `network` holds.
-        """
+        """Add the loss's gradient to the network; return the mean loss and the number of tokens."""
         prior = (*self.objective.seen(batch), self.objective.in_sight)
         soft = self._given(batch, prior[0], prior[1])
         return words_loss(network, batch, prior, soft), len(batch.ids)
@@ -204,10 +198,7 @@ class Guessed(Stateless):
         return Words(ids, starts_of(map(len, texts)), np.array(at), targets)
 
     def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
-        """Return the mean loss and the number of tokens.
-
-        The call also adds the gradient of the loss to the gradient that `network` holds.
-        """
+        """Add the loss's gradient to the network; return the mean loss and the number of tokens."""
         return self.objective(network, batch)
 
 
@@ -321,7 +312,7 @@ class Senses(Stateless):
         name: str = "senses",
     ) -> None:
         if not sentences:
-            raise ValueError("Senses: the list of sentences is empty: give at least one")
+            raise ValueError("Senses: the list of sentences is empty; pass at least one")
         self.sentences, self.definitions, self.entries = sentences, definitions, entries
         self.mask, self.uses, self.wrong = mask, uses, wrong
         self.temperature, self.replaced = temperature, replaced
@@ -406,10 +397,7 @@ class Senses(Stateless):
         return priors
 
     def __call__(self, network: Network, batch: Uses) -> tuple[float, int]:
-        """Return the mean loss and the number of tokens.
-
-        The call also adds the gradient of the loss to the gradient that `network` holds.
-        """
+        """Add the loss's gradient to the network; return the mean loss and the number of tokens."""
         lengths = np.diff(batch.cu_lengths)
         positions = np.arange(len(batch.ids)) - np.repeat(batch.cu_lengths[:-1], lengths)
         packed = PackedIds(batch.ids, batch.cu_lengths, positions)

@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     given = parser.parse_args(arguments)
     folder = Path(given.model)
     if given.keep and not folder.is_dir():
-        raise ValueError(f"play_cards: {given.model} is not a folder: name the folder of a model")
+        raise ValueError(f"play_cards: {given.model} is not a folder; pass the folder of a model")
     model = qkv.load(given.model)
     kept = lesson(model)
     say(shown(model, kept))

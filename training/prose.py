@@ -124,7 +124,7 @@ def _closing(tokenizer: Tokenizer, name: str) -> Array:
         found[number] = not _CONTINUES.match(token)
     if not any(token.startswith("\u0120") for token in tokenizer.vocabulary):
         raise ValueError(
-            f"prose: no token of {name} begins with a blank: give a decoder with byte-level "
+            f"prose: no token of {name} begins with a blank; pass a decoder with byte-level "
             "tokens, such as GPT-2"
         )
     return found

@@ -44,8 +44,8 @@ class Mixed:
     def __init__(self, sources: Mapping[str, Source], shares: Mapping[str, float]) -> None:
         if set(sources) != set(shares) or not all(share > 0 for share in shares.values()):
             raise ValueError(
-                f"Mixed: the sources are {sorted(sources)} and the shares {dict(shares)}: give "
-                "each source a share above 0"
+                f"Mixed: the sources are {sorted(sources)} and the shares {dict(shares)}; pass "
+                "a share above 0 for each source"
             )
         self._sources, self._shares = dict(sources), dict(shares)
         self._given = dict.fromkeys(self._sources, 0)

@@ -7,7 +7,11 @@ The rule. A head has a role if one of these weights is 0.4 or more:
 
 - the five mean weights that `training.senses` measures: the weight from a token to the previous
   token, to the next token, to all copies of this token (including the token itself), to the first
-  token ([CLS]), or to the last token ([SEP]);
+  token ([CLS]), or to the last token ([SEP]). This weight must also be 0.1 or more above the weight
+  in a head that attends to all visible tokens equally;
+- for a decoder, the mean weight of *induction*: a sentence is written twice, and a token of the
+  second copy attends to the token that followed the same token in the first copy. The control is
+  the weight on the token after that; the rule is the rule of related words below;
 - the mean weight between two related words, over all pairs with the same relation. This weight must
   also exceed the weight between unrelated words at the same positions: the lower end of the 95%
   interval of the difference must be 0.1 or more. A relation must pass both tests twice: on the
@@ -52,6 +56,7 @@ LEAST, MORE = 0.4, 0.1
 OF_POSITIONS = ("previous", "next", "same")
 OF_ENDS = ("first", "last")
 MOST_OF_ENDS = 3
+INDUCTION, DOUBLED = "induction", 500  # a role, and the maximum number of sentences written twice
 _HIDDEN = "hidden "
 
 
@@ -120,7 +125,47 @@ def relations(model: qkv.Model, wordnet: WordNet, twelfth: int) -> dict[str, Mea
     weights = weights_between(model, [one for kept in both.values() for two in kept for one in two])
     ends = np.cumsum([2 * len(kept) for kept in both.values()])
     parts = np.split(weights, ends[:-1])
-    return {name: compared(of[::2], of[1::2]) for name, of in zip(both, parts, strict=True)}
+    found = {name: compared(of[::2], of[1::2]) for name, of in zip(both, parts, strict=True)}
+    return found | ({INDUCTION: induction(model, sentences)} if model.generates else {})
+
+
+def induction(model: qkv.Model, sentences: Sequence[str]) -> Measured:
+    """Measure induction in texts that consist of a sentence, written twice (see the rule above)."""
+    twice = [f" {sentence} {sentence}" for sentence in sentences[:DOUBLED]]
+    weights: list[tuple[Array, Array]] = []
+    for _, trace in traces(model, twice, ["pattern"]):
+        for row, ids in enumerate(trace.ids):
+            half = len(ids) // 2
+            if half < 3 or list(ids[:half]) != list(ids[half:]):
+                continue  # the two copies have different tokens
+            queries = np.arange(half, 2 * half - 2)
+            both = [
+                [layer[row][:, queries, queries - half + by].mean(-1) for layer in trace.attentions]
+                for by in (1, 2)
+            ]
+            weights.append((np.array(both[0]), np.array(both[1])))
+    none = np.zeros((0, model.num_layers, model.num_heads))
+    related, others = (
+        (np.array(of) for of in zip(*weights, strict=True)) if weights else (none, none)
+    )
+    return compared(related, others)
+
+
+def by_chance(model: qkv.Model, sentences: Sequence[str]) -> dict[str, float]:
+    """Return the mean weights of a head that attends to all visible tokens equally."""
+    sums, counts = np.zeros(5), np.zeros(5)
+    for sentence in sentences:
+        ids = np.array(model.tokenize(sentence).ids)
+        size = len(ids)
+        seen = np.tri(size) if model.generates else np.ones((size, size))
+        weights = seen / seen.sum(1, keepdims=True)
+        same = (weights * (ids[:, None] == ids)).sum()
+        sums += [
+            *(np.diagonal(weights, by).sum() for by in (-1, 1)),
+            *(same, weights[:, 0].sum(), weights[:, -1].sum()),
+        ]
+        counts += [size - 1, size - 1, size, size, size]
+    return dict(zip((*OF_POSITIONS, *OF_ENDS), sums / np.maximum(counts, 1), strict=True))
 
 
 def compared(pairs: Array, others: Array) -> Measured:
@@ -148,9 +193,11 @@ def roles(
         before = relations(model, wordnet, CHOSEN)
         holds = {name: good & before[name].holds() for name, good in holds.items()}
     rows = []
-    for row in heads(model, held_out_sentences(wordnet, twelfth)):
+    sentences = held_out_sentences(wordnet, twelfth)
+    chance = by_chance(model, sentences)
+    for row in heads(model, sentences):
         at = row["layer"], row["head"]
-        own = {name: row[name] for name in (*OF_POSITIONS, *OF_ENDS) if row[name] >= LEAST}
+        own = {name: row[name] for name in chance if row[name] >= max(LEAST, chance[name] + MORE)}
         own |= {name: float(found[name].mean[at]) for name, good in holds.items() if good[at]}
         rows.append({"layer": at[0], "head": at[1], "roles": own})
     return rows, found
@@ -189,7 +236,7 @@ def in_card(rows: Sequence[dict[str, Any]]) -> str:
     >>> own = {"next": 0.5, "hidden noun to article": 0.75}
     >>> print(in_card([{"layer": 0, "head": 1, "roles": own}]))
     By the rule of `training/roles.py`, 1 of 1 heads have a role: a mean weight of 0.4 or more on
-    certain tokens or words. The count includes at most three heads that only look at [CLS] or
+    certain tokens or words. The count includes at most three heads that only attend to [CLS] or
     [SEP]. In roles such as *hidden verb to object*, [MASK] replaces the word whose weights are
     measured (here the verb); 0 of the heads have only roles of this kind.
     <BLANKLINE>
@@ -208,7 +255,7 @@ def in_card(rows: Sequence[dict[str, Any]]) -> str:
 
 _CARD = """\
 By the rule of `training/roles.py`, {} of {} heads have a role: a mean weight of 0.4 or more on
-certain tokens or words. The count includes at most three heads that only look at [CLS] or
+certain tokens or words. The count includes at most three heads that only attend to [CLS] or
 [SEP]. In roles such as *hidden verb to object*, [MASK] replaces the word whose weights are
 measured (here the verb); {} of the heads have only roles of this kind.
 
@@ -228,7 +275,9 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     """Print the roles of one model's heads."""
     parser = argparse.ArgumentParser(prog="python -m training.roles", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("model", nargs="?", help="folder or name of a model (default model)")
+    parser.add_argument(
+        "model", nargs="?", help="folder or name of a model (default: qkv's default model)"
+    )
     parser.add_argument(
         "--choose", action="store_true", help="measure on the examples kept for choosing models"
     )

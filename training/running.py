@@ -23,7 +23,7 @@ def kept_tokenizer(
     """Return the tokenizer of a run; a new run also stores the tokenizer in its folder.
 
     A resumed run reads the stored tokenizer. So the tokenizer of a run stays the same, even
-    if a new release of the tokenizer library would train another tokenizer.
+    if a new release of the tokenizer library would train a different tokenizer.
 
     Args:
         folder: the folder of the run.
@@ -110,7 +110,7 @@ def run(
     parser.add_argument("-o", "--out", type=Path, required=True, help="the folder of the run")
     parser.add_argument("--minutes", type=float, help="maximum minutes of training")
     parser.add_argument("--steps", type=int, help=f"number of steps ({steps} without --minutes)")
-    parser.add_argument("--threads", type=int, help="number of threads (all cores)")
+    parser.add_argument("--threads", type=int, help="number of threads (default: all cores)")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     parser.add_argument("--snapshots", type=int, nargs="*", help="steps at which to save snapshots")
     parser.add_argument("--tokenizer", type=Path, help="the tokenizer.json of an earlier run")

@@ -1,4 +1,4 @@
-"""Measure how well a model's vectors distinguish word senses, and where its heads look.
+"""Measure how well a model's vectors distinguish word senses, and what its heads attend to.
 
 `python -m training.senses MODEL` prints both results. MODEL is a folder or a name; by default, it
 is the default model.
@@ -328,7 +328,9 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     """Measure one model."""
     parser = argparse.ArgumentParser(prog="python -m training.senses", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("model", nargs="?", help="folder or name of a model (default model)")
+    parser.add_argument(
+        "model", nargs="?", help="folder or name of a model (default: qkv's default model)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, not tables")
     parser.add_argument(
         "--choose", action="store_true", help="measure on the examples kept for choosing models"

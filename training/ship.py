@@ -129,7 +129,9 @@ def ship(
     abouts = abouts_of(run)
     lacking = abouts[0]["settings"]["recipe"].get("after") if abouts else run
     if lacking:
-        raise FileNotFoundError(f"ship: {lacking} holds no run: make one with training.make")
+        raise FileNotFoundError(
+            f"ship: {lacking} does not contain a run: make one with training.make"
+        )
     recipe = abouts[-1]["settings"]["recipe"]
     wordnet = read(wordnet_folder, kept=recipe["held_out"])
     trained = _mean(run, recipe.get("after")) if mean else qkv.load(run)

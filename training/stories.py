@@ -57,7 +57,7 @@ LEAST = 0.04  # the minimum probability of a guess
 RATIO = 2.0  # the minimum factor by which the first guess becomes less probable
 TOP = 40  # the number of stories to print
 RANKED = 5  # the number of guesses kept from each run
-_AT_ONCE = 64  # texts
+_AT_ONCE = 64  # the number of texts in a batch
 
 _Edit = tuple[int, ...] | tuple[tuple[int, int], ...]  # masked positions, or ablated heads
 Ranked = tuple[tuple[str, float], ...]  # words and their probabilities, the most probable first
@@ -116,7 +116,7 @@ class Found:
             layer, head = self.ablate
             rest = told.removeprefix(f'"{hidden}" ')
             then = f": {told}" if rest == told else f", which {rest}"
-            told = f'Head {layer}.{head} looks from the gap at "{hidden}"{then}'
+            told = f'Head {layer}.{head} attends from the gap to "{hidden}"{then}'
         return told[0].upper() + told[1:] + "."
 
     @property
@@ -134,9 +134,9 @@ class Found:
 class _Run:
     """A forward pass: the tokens of a sentence, and the edit."""
 
-    number: int  # of the sentence
+    number: int  # the number of the sentence
     ids: list[int]
-    position: int  # of the mask
+    position: int  # the position of the mask
     hide: tuple[int, ...] = ()
     ablate: tuple[tuple[int, int], ...] = ()
 
@@ -327,7 +327,7 @@ def shown(found: Sequence[Found], top: int, sentences: int) -> str:
         moved = f"swing {one.swing:.1f}, log probability -{one.drop:.1f}"
         if one.ablate is not None:
             word, weight = one.looks
-            moved += f" (the median head {-one.median:+.1f}), looks at {word} {weight:.2f}"
+            moved += f" (the median head {-one.median:+.1f}), attends to {word} {weight:.2f}"
             moved += ", as with that hidden" if one.alike else ""
         lines.append(f"         {moved}")
     lines += [
@@ -362,8 +362,8 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     if given.keep is not None:
         if odd := [number for number in given.keep if not 1 <= number <= len(found)]:
             raise ValueError(
-                f"stories: --keep has {odd[0]}, and {len(found)} stories are found: "
-                f"give numbers from 1 to {len(found)}"
+                f"stories: --keep has {odd[0]}, but only {len(found)} stories were found; pass "
+                f"numbers from 1 to {len(found)}"
             )
         folder = find_model(given.model)
         told = [story(model, found[number - 1].told) for number in given.keep]

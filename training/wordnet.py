@@ -200,8 +200,8 @@ def read(folder: Path = FOLDER, *, kept: int = KEPT) -> WordNet:
     """
     if not REPORTED < kept < TWELFTHS:
         raise ValueError(
-            f"wordnet: kept is {kept}, but it is the number of held-out parts of the examples: "
-            f"give {REPORTED + 1} to {TWELFTHS - 1}"
+            f"wordnet: kept, the number of held-out parts of the examples, is {kept}; pass "
+            f"{REPORTED + 1} to {TWELFTHS - 1}"
         )
     synsets: list[Synset] = []
     index: dict[tuple[str, str], tuple[int, ...]] = {}
