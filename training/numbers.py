@@ -3,8 +3,9 @@
 `numbers.toml` contains a section for each page: the page's path, and named f-strings. The command
 runs the cells of each page, evaluates the f-strings with the variables of the cells, and writes the
 results to docs/data/numbers.json and into the pages, before the number's name, such as
-`0.54<!-- lesson1.river -->`. If a page has no cells, its section contains Python code (the entry
-`code`) instead of the page's path (the entry `page`).
+`0.54<!-- lesson1.river -->`, or into the code block that ends before the name. If a page has no
+cells, its section contains Python code (the entry `code`) instead of the page's path (the entry
+`page`).
 
 A page's other statements about the included weights are tested by asserts in a hidden cell
 (`:tags: [remove-cell, raises-exception]`). If an assert fails, the command goes on, and lists the
@@ -170,16 +171,18 @@ def kept() -> dict[str, Any]:
 
 
 def renewed(page: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Return a page's source with the numbers of `new` instead of those of `old`.
+    r"""Return a page's source with the numbers of `new` instead of those of `old`.
 
     >>> renewed("0.3, *0.3*<!-- a.b --> and ?<!-- a.c -->", {"a": {"b": "0.3"}},
     ...         {"a": {"b": "0.4", "c": "2"}})
     '0.3, *0.4*<!-- a.b --> and 2<!-- a.c -->'
+    >>> renewed("```\n3 s\n```\n<!-- a.b -->", {"a": {"b": "3"}}, {"a": {"b": "4"}})
+    '```\n4 s\n```\n<!-- a.b -->'
     """
     for section, name in set(re.findall(r"<!-- (\w+)\.(\w+) -->", page)):
         number = re.escape(old.get(section, {}).get(name, "?"))
         value = new.get(section, {}).get(name, "?")
-        before_name = rf"(?=[*`]*<!-- {section}\.{name} -->)"
+        before_name = rf"(?=[*`]*([^`]*\n```\n)?<!-- {section}\.{name} -->)"
         page = re.sub(number + before_name, value.replace("\\", r"\\"), page)
     return page
 

@@ -35,8 +35,12 @@ def test_a_page_has_the_numbers_of_the_file(page: Path) -> None:
 def test_another_number_on_a_page_is_an_error(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NUMBERS, "lesson2", {"most": "0.36"})
     assert filled("Or *0.36*<!-- lesson2.most -->.") == "Or *0.36*."
+    block = f"```\nIt is {number} s.\n```\n"
+    assert filled(f"{block.replace(number, '0.36')}<!-- lesson2.most -->")[-4:] == "```\n"
     with pytest.raises(ValueError, match=r"has '0\.36' for lesson2\.most, and the page"):
         filled(f"It is {number}<!-- lesson2.most -->.")
+    with pytest.raises(ValueError, match=r"has '0\.36' for lesson2\.most, and the page"):
+        filled(f"{block}<!-- lesson2.most -->")
 
 
 def test_failing_asserts_of_a_cell_are_listed_one_by_one(
