@@ -78,7 +78,7 @@ def serve(*arguments: str | Path, program: tuple[str, ...] = ("-m", "qkv")) -> I
         yield server
     finally:
         process.kill()
-        process.communicate()
+        print(process.communicate()[1])  # pytest shows the log of a test that fails
 
 
 @dataclass

@@ -286,6 +286,42 @@ def test_cutting_a_long_text_counts_as_computing_time():
     assert run(main()) == [["x x"], ["a", "b"], ["x x"]]
 
 
+@pytest.mark.parametrize("step", range(6))
+def test_a_client_may_leave_at_any_step_of_choosing_a_batch(step):
+    """The event loop drops a request while the thread takes the request's texts one by one."""
+
+    class Watched(deque):
+        request, accesses = None, 0
+
+        def watched(self, access, *arguments):
+            if self.request is not None:
+                if self.accesses == step:
+                    self.request.drop()
+                self.accesses += 1
+            return access(*arguments)
+
+        def __len__(self):
+            return self.watched(super().__len__)
+
+        def __getitem__(self, index):
+            return self.watched(super().__getitem__, index)
+
+        def popleft(self):
+            return self.watched(super().popleft)
+
+    async def main():
+        texts, turns = Watched([(0, "a"), (1, "b")]), TextTurns(most=32, limit=8)
+        request = Texts(connection=0, texts=texts, encoder=None)
+        other = Texts(connection=1, texts=deque([(0, "c")]), encoder=None)
+        texts.request = request
+        for each in request, other:
+            turns.add(each)
+        taken = [piece.request for _ in range(2) for piece in turns.take()]
+        return request.dropped, taken.count(other), len(turns)
+
+    assert run(main()) == (True, 1, 0)
+
+
 def test_texts_of_more_tokens_than_was_thought_come_next(computed):
     """A text of 11 characters is estimated at 4 tokens, but these texts have 6 tokens."""
     texts = [" ".join(letter * 6) for letter in "abcd"]

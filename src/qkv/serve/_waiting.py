@@ -283,18 +283,19 @@ class TextTurns(Turns[Texts]):
         while before < len(pieces):
             before = len(pieces)
             for request in self:
-                if not request.texts:  # dropped
+                texts = request.texts  # `drop` replaces them at any time, on another thread
+                if not texts:
                     self.remove(request)
                     continue
-                number, text = request.texts[0]
+                number, text = texts[0]
                 tokens = self._tokens(text)
                 long = tokens > self._most
                 if (size + tokens > self._most and pieces) or (long and no_long):
                     continue
                 size += tokens
-                request.texts.popleft()
+                texts.popleft()
                 pieces.append(QueuedText(request, number, text, long))
-                if request.texts:
+                if texts:
                     self.end_turn(request.connection)
                 else:
                     self.remove(request)
