@@ -37,8 +37,8 @@ def blockwise_prefill(query, key, value, is_causal=False, scale=None, return_lse
         w, lse = softmax(np.where(seen, q @ k.swapaxes(-1, -2) * scale, HIDE))
         return pack(mix(w, seen, v), lse=lse, return_lse=return_lse)
     count = -(-S // BLOCK)
-    room = ((0, 0), (0, 0), (0, count * BLOCK - S), (0, 0))
-    k, v = np.pad(k, room), np.pad(v, room)
+    padding = ((0, 0), (0, 0), (0, count * BLOCK - S), (0, 0))
+    k, v = np.pad(k, padding), np.pad(v, padding)
     out = np.zeros((B, H, L, v.shape[-1]))
     lse = np.full((B, H, L), HIDE)
     for i0 in range(0, L, BLOCK):
@@ -357,8 +357,8 @@ def two_sources(
     S, r = k.shape[2], ratio(q, k)
     scale = d**-0.5 if scale is None else scale
     past = max(S - L, 0)
-    room = ((0, 0), (0, 0), (0, -past % TILE + TILE), (0, 0))
-    cache = [np.pad(x[:, :, :past], room) for x in (k, v)]
+    padding = ((0, 0), (0, 0), (0, -past % TILE + TILE), (0, 0))
+    cache = [np.pad(x[:, :, :past], padding) for x in (k, v)]
     fresh = [x[:, :, past:] for x in (k, v)]
     seen = sight((B, H, L, S), is_causal, q_offset, None, key_lengths)
     m = np.full((B, H, L, 1), HIDE)
