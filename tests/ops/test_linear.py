@@ -475,6 +475,31 @@ def test_a_small_weight_does_not_keep_the_memory_of_deleted_weights(
         assert len(_shelves() - before) <= 2
 
 
+def test_a_weight_may_be_deleted_while_a_shelf_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11 may collect garbage, such as an old model, while it makes a list."""
+    monkeypatch.setattr(module, "_SHELF", 1 << 20)
+
+    class Collecting(dict[Any, Any]):
+        def items(self) -> Any:
+            for item in super().items():
+                old.clear()
+                yield item
+
+    def packed(count: int) -> list[np.ndarray]:
+        weights = [numbers(4, 4) for _ in range(count)]
+        for weight in weights:
+            copies.keep(weight, (id(weight), 0, np.dtype(np.float32)), copies.memory(16))
+        return weights
+
+    copies = module._PackedCopies()
+    copies.copies = Collecting()
+    old, kept = packed(1), packed(3)
+    for _ in range(13):  # each takes nearly 256 KiB of a shelf, which has at most 3 MiB
+        copies.memory((1 << 16) - 16)
+    assert len(kept) == 3
+    assert not copies.copies  # the shelf of the four copies is deleted
+
+
 def _shelves() -> set[int]:
     """Return the ids of the shelves: the large arrays that store the cached packed weights."""
     return {id(packed.base) for _, packed in module._packed.copies.values()}

@@ -111,7 +111,7 @@ class Parameters(MutableMapping[str, Array]):
 
 # attributes that `__init__` sets
 _SET = {"name", "config", "tokenizer", "design", "kind", "reader"} | {
-    *("conversation", "eos_ids", "notices", "penalties", "routing"),
+    *("eos_ids", "notices", "penalties", "routing"),
 }
 
 
@@ -120,6 +120,8 @@ class ModelBase:
 
     `Model` describes the attributes.
     """
+
+    conversation: Any = None  # `chat` takes a model's own value out of the model, and puts it back
 
     def __init__(
         self,
@@ -137,7 +139,6 @@ class ModelBase:
         for key, array in weights.parameters.items():
             weights.parameters[key] = frozen(array)
         self._weights, self.notices = weights, dict(notices or {})
-        self.conversation: Any = None
         self._cache_dtype: DType | None = None
         self._generation = dict(generation or {})
         # the other JSON files in the model's folder, by file name; None if a file is missing
@@ -394,7 +395,7 @@ class ModelBase:
 
     def with_network(self, network: Transformer) -> Self:
         """Return a copy of the model that runs a different network."""
-        model = copy(self)
+        model = self._copy()
         model._network = network
         return model
 
@@ -419,17 +420,23 @@ class ModelBase:
             if copied.shape != array.shape:
                 raise value_error(f"{name} has shape {copied.shape}, but must have {array.shape}")
             arrays[name] = like_weight(frozen(copied), array)
-        model = copy(self)
+        model = self._copy()
         model._weights = replace(self._weights, parameters=arrays, stored=None)
         model._build()
         return model
 
     def read_as(self, sentence: Sentence) -> Self:
         """Return a model with this model's arrays and new settings for texts."""
-        model = copy(self)
+        model = self._copy()
         model._weights = replace(self._weights, parameters=dict(self._weights.parameters))
         model.reader = replace(self.reader, sentence=sentence)
         sentence.width(model.vector_size)
+        return model
+
+    def _copy(self) -> Self:
+        """Return a copy that does not share the caches of this model's conversation."""
+        model = copy(self)
+        model.conversation = None
         return model
 
     def join_routes(self, routing: Routing, models: Mapping[str, Self]) -> Self:

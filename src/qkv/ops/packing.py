@@ -94,7 +94,8 @@ class _PackedCopies:
                 return
             self._used.pop(id(shelf), None)
             if used:
-                for key, (_, copy) in list(self.copies.items()):
+                # a copy of the dictionary, because `forget` may be called while a list is made
+                for key, (_, copy) in self.copies.copy().items():
                     if copy.base is shelf:
                         self.copies.pop(key, None)
 

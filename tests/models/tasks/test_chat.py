@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import qkv
 from qkv.models.network.transformer import Transformer
+from qkv.models.tasks import _chat
+from qkv.models.tasks.generate import TextCaches
 from qkv.text import SubwordTokenizer
 
 from ..decoders import END, EOS, POSITIONS, TOKENIZER, gpt2, writer
@@ -55,6 +60,32 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(Transformer, "step", counted)
     return counts
+
+
+def test_two_threads_do_not_get_the_same_caches(
+    random: qkv.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both threads look at the caches before one of them takes the caches."""
+    both, taken = threading.Barrier(2), []
+
+    class Watched(TextCaches):
+        def __bool__(self) -> bool:
+            with contextlib.suppress(threading.BrokenBarrierError):  # only one thread has looked
+                both.wait(0.5)
+            return True
+
+    random.chat(ASKED, max_new_tokens=3)
+    random.conversation.__class__ = Watched
+    monkeypatch.setattr(_chat, "generate", lambda model, prompt, **_: taken.append(prompt.past))
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: random.chat(ASKED), range(2)))
+    assert len({id(past) for past in taken}) == 2
+
+
+def test_a_copy_of_a_model_does_not_get_its_caches(random: qkv.Model) -> None:
+    random.chat(ASKED, max_new_tokens=3)
+    assert random.conversation is not None
+    assert random.with_parameters(random.parameters).conversation is None
 
 
 def test_the_template_makes_the_prompt_and_the_model_answers(tmp_path: Path) -> None:

@@ -94,8 +94,9 @@ def answer_prompt(
     """Continue the prompt of a conversation like `generate`, and keep its key/value cache."""
     past = None
     if model.continues and not any(options.get(name) for name in ("ablate", "hide", "edit")):
-        # Another thread must not use the same caches, so the model lends them to one call.
-        past, model.conversation = model.conversation or TextCaches(), None
+        # `pop` is atomic: another thread must not get the same caches
+        past = vars(model).pop("conversation", None) or TextCaches()
+        model.conversation = None
     answer = generate(model, Prompt(prompt, past), stream=stream, **options)
     if stream:
         return _pieces(model, answer, past)
