@@ -91,6 +91,22 @@ def test_a_waiting_request_is_not_computed_if_its_client_leaves(
     assert once
 
 
+def test_nothing_is_logged_for_a_client_that_leaves_after_two_requests(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both requests arrive at once, and the client leaves while the first one waits."""
+    path, body = "/v1/embeddings", BODIES["/v1/embeddings"]
+    with inside(gpt2(tmp_path, seed=1)) as server:
+        with server.held():
+            client = server.ask(path, body, times=2)
+            wait_until(lambda: server.worker.waiting == 2, "the first one waits")
+            client.close()
+            wait_until(lambda: server.worker.waiting == 1, "it has left")
+        with server.ask(path, body) as good:
+            assert good.recv(100).startswith(b"HTTP/1.1 200 ")
+    assert not caplog.records
+
+
 def test_a_half_closed_connection_is_still_answered(
     served: tuple[Inside, Spied], path: str
 ) -> None:

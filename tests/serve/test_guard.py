@@ -1,12 +1,15 @@
 """Tests of the requests that the guard lets through: hosts, origins, keys and sizes."""
 
+import errno
 import socket
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 import qkv
+from qkv.serve import key_file
 from qkv.serve._memory import FREE
 from qkv.serve.app import create_app
 from qkv.serve.guard import Guard, Metrics
@@ -118,8 +121,11 @@ def test_pages_of_an_allowed_origin_may_send_requests(tmp_path: Path) -> None:
 
 
 def test_each_key_is_valid_and_the_file_is_read_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def failing(path: str) -> list[bytes]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
     def valid(*keys: str) -> list[bool]:
         statuses = [status("/v1/models", settings, Authorization=f"Bearer {key}") for key in keys]
         assert {*statuses} <= {200, 401}
@@ -146,6 +152,11 @@ def test_each_key_is_valid_and_the_file_is_read_again(
     other.write_text("fourth")
     file.symlink_to(other)
     assert valid("second", "fourth") == [False, True]
+    other.write_text("fifth")
+    with monkeypatch.context() as patched:  # too many files are open while the file is read
+        patched.setattr(key_file, "read_keys", failing)
+        assert valid("fourth", "fifth") == [True, False]
+    assert valid("fourth", "fifth") == [False, True]
 
 
 @pytest.mark.parametrize("given", ["", "Bearer", "Bearer ", "Bearer wrong", "Basic right", "right"])
@@ -211,6 +222,29 @@ def test_a_compressed_body_is_refused() -> None:
         answer = asyncio.run(asked)
         assert answer.status_code == expected
         assert expected == 200 or f"Content-Encoding '{encoding}'" in answer.text
+
+
+def test_a_stream_keeps_its_estimate_and_an_answer_holds_its_size() -> None:
+    """An app that holds an estimate of 1,000 bytes sends an answer without or with a length."""
+    import asyncio
+
+    async def held(*headers: tuple[bytes, bytes]) -> list[int]:
+        found = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            scope["share"].hold("answer", FREE + 1000)
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            found.append(guard.memory.held)
+
+        async def nothing(message: Any = None) -> None: ...
+
+        guard = Guard(app, Settings(), Metrics())
+        scope = {"type": "http", "method": "GET", "path": "/healthz", "headers": []}
+        await guard(scope, nothing, nothing)
+        return [*found, guard.memory.held]
+
+    assert asyncio.run(held((b"content-type", b"text/event-stream"))) == [1000, 0]
+    assert asyncio.run(held((b"content-length", b"%d" % (FREE + 7)))) == [7, 0]
 
 
 def test_all_bodies_together_are_bounded() -> None:

@@ -5,6 +5,7 @@ computed, limits, shutdown, errors and streams.
 """
 
 import asyncio
+import gc
 import threading
 from collections import deque
 from contextlib import aclosing, asynccontextmanager
@@ -17,9 +18,10 @@ from models.support import Folder
 from qkv.models import random_model
 from qkv.models.sentence.encode import Encoder
 from qkv.serve._batches import Counts
+from qkv.serve._memory import in_thread
 from qkv.serve._refusals import Refused
 from qkv.serve._streams import AHEAD, QUANTUM
-from qkv.serve._waiting import Texts, TextTurns
+from qkv.serve._waiting import Job, Texts, TextTurns
 from qkv.serve._work import Worker
 from qkv.serve.settings import Settings
 
@@ -435,6 +437,67 @@ def test_a_small_batch_waits_for_more_requests_under_load(computed):
 
 
 # requests above the limit, canceled requests, and requests at shutdown
+
+
+def test_a_request_is_not_lost_if_the_server_stops_while_the_thread_looks():
+    """After the thread has read `_preparing`, a request is admitted, and then `stop` begins."""
+
+    class Watched(Worker):
+        @property
+        def _preparing(self):
+            if threading.current_thread() is thread:
+                self._stopping = True
+            return 0
+
+        @_preparing.setter
+        def _preparing(self, value): ...
+
+    async def main():
+        nonlocal thread
+        worker = Watched(MODEL, Settings())
+        job = Job(connection=0, function=str)
+        thread = threading.Thread(target=lambda: found.append(worker._read()), daemon=True)
+        thread.start()
+        await asyncio.sleep(0.1)
+        worker._inbox.put(job)
+        await asyncio.to_thread(thread.join, SECONDS)
+
+    thread, found = None, []
+    run(main())
+    assert found == [True]
+
+
+def test_a_canceled_caller_waits_for_its_thread():
+    """A request frees its memory only after its thread, which may use the memory, has ended."""
+    begun, release, done = threading.Event(), threading.Event(), []
+
+    def work(fails):
+        begun.set()
+        assert release.wait(SECONDS)
+        done.append(fails)
+        if fails:
+            raise ValueError("nobody reads this error")
+
+    async def main():
+        errors = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, error: errors.append(error))
+        for fails in False, True:
+            begun.clear(), release.clear()
+            task = asyncio.create_task(in_thread(work, fails))
+            await asyncio.to_thread(begun.wait, SECONDS)
+            task.cancel()
+            await asyncio.wait([task], timeout=0.1)
+            assert not task.done()
+            release.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert done[-1] is fails
+            del task
+            gc.collect()
+        assert not errors
+        assert await in_thread(divmod, 7, 2) == (3, 1)
+
+    run(main())
 
 
 def test_requests_above_the_waiting_limit_are_refused():

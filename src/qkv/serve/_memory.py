@@ -1,7 +1,9 @@
 """One budget for the bytes of all bodies in memory and of all answers that wait to be sent."""
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, ParamSpec, TypeVar
 
 from fastapi import Request
 
@@ -10,6 +12,9 @@ from qkv.serve._refusals import Refused
 # The first bytes of each body and of each answer are not counted, so that a small request is
 # answered even if the budget is exhausted. The maximum number of connections limits these bytes.
 FREE = 2**16
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -69,3 +74,20 @@ def hold(request: Request, size: int) -> None:
     """
     share: Share = request.scope["share"]
     share.hold("answer", size)
+
+
+async def in_thread(
+    function: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs
+) -> Result:
+    """Call a function on another thread, and wait for it even if the client disconnects.
+
+    `asyncio.to_thread` does not wait: the request would free its share and its locks while the
+    thread still uses the memory.
+    """
+    call = asyncio.ensure_future(asyncio.to_thread(function, *args, **options))
+    try:
+        return await asyncio.shield(call)
+    except asyncio.CancelledError:
+        await asyncio.wait([call])
+        call.cancelled() or call.exception()  # otherwise, asyncio logs an error that nobody reads
+        raise

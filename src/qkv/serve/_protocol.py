@@ -76,6 +76,8 @@ class _Requests(HttpToolsProtocol):
         self._stop_waiting()
         super().connection_lost(exc)
         if self._task is not None:
+            if not self._current.response_complete:
+                self._current.disconnected = True  # uvicorn marks only the newest request
             self._task.cancel()
 
     def data_received(self, data: bytes) -> None:
@@ -171,7 +173,7 @@ class _Requests(HttpToolsProtocol):
         return self._answering
 
     def shutdown(self) -> None:
-        """Answer the requests that have begun to arrive, then close the connection."""
+        """Answer the requests that have arrived in full, then close the connection."""
         if self._ending:
             return
         self._ending = True

@@ -18,6 +18,7 @@ from qkv.models import Model
 from qkv.models.sentence.encode import Encoder
 from qkv.models.tasks import Together
 from qkv.serve._batches import Batches
+from qkv.serve._memory import in_thread
 from qkv.serve._refusals import Refused
 from qkv.serve._streams import END, Stream, Streams
 from qkv.serve._waiting import Job, Request, Single, Texts, Turns
@@ -247,7 +248,7 @@ class Worker:
         """Run steps one by one on another thread, then pass the request to the worker's thread."""
         self._preparing += 1
         try:
-            while await asyncio.to_thread(next, steps, END) is not END:
+            while await in_thread(next, steps, END) is not END:
                 pass
             self._inbox.put(request)
         finally:
@@ -289,9 +290,11 @@ class Worker:
         Return False if the thread must end: `stop` was called, and all requests are answered.
         """
         while True:
-            preparing = self._preparing > 0  # read before the inbox, which gets such requests
+            # These are read in this order: `stop` lets no request begin, and a request that was
+            # tokenized is in the inbox.
+            stopping, preparing = self._stopping, self._preparing > 0
             idle = not (self._texts or self._tasks or self._streams.is_due)
-            ends = self._stopping and not preparing and self._inbox.empty() and not self._streams
+            ends = stopping and not preparing and self._inbox.empty() and not self._streams
             if idle and ends:
                 return False
             try:

@@ -137,8 +137,10 @@ class Guard:
         async def send_counted(message: Message) -> None:
             nonlocal status, withheld
             if message["type"] == "http.response.start":
+                length = dict(message["headers"]).get(b"content-length")
                 try:
-                    share.hold("answer", int(dict(message["headers"]).get(b"content-length", 0)))
+                    if length is not None:  # a stream keeps its estimate
+                        share.hold("answer", int(length))
                 except Refused as refused:
                     status, withheld = refused.status, True
                     await refused.answer()(scope, receive, send)

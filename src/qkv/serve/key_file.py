@@ -40,6 +40,8 @@ class Keys:
                 self._digests = [_digest(known) for known in read_keys(self._path)]
             except (OSError, ValueError) as error:
                 _log.error("the earlier keys remain valid: %s", error)
+                if isinstance(error, OSError):  # for example, too many files are open
+                    self._state = None  # the next request reads the file again
         digest = _digest(key)
         # a list, so that the time does not depend on the position of the key
         return any([hmac.compare_digest(digest, known) for known in self._digests])

@@ -1,6 +1,5 @@
 """`POST /v1/completions`: continue texts with a decoder; the keys have OpenAI's names."""
 
-import asyncio
 import logging
 import sys
 import time
@@ -22,7 +21,7 @@ from qkv.models import Model
 from qkv.models.tasks import Measured, Sampling, Spelling, Together, decode_function
 from qkv.models.tasks.generate import Row
 from qkv.serve._bodies import Body, Ids, describe_body, quote, read_json
-from qkv.serve._memory import hold
+from qkv.serve._memory import hold, in_thread
 from qkv.serve._refusals import FAILED, Refused
 from qkv.serve._streams import AHEAD
 from qkv.serve.guard import in_one_line
@@ -615,9 +614,7 @@ async def complete(request: Request, body: SampledBody, kind: type[Completion]) 
     """Compute completions; send one answer, or a stream of events."""
     state = request.app.state
     body.check(state.model, state.settings)
-    completion = await asyncio.to_thread(
-        kind, state.model, body, state.settings, state.worker.together
-    )
+    completion = await in_thread(kind, state.model, body, state.settings, state.worker.together)
     hold(request, completion.unsent)
     head = {
         "id": f"{kind.prefix}-{uuid.uuid4().hex}",

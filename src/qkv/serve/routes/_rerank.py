@@ -1,6 +1,5 @@
 """`POST /v1/rerank` and `/v2/rerank`: rank documents by their relevance to a query."""
 
-import asyncio
 from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any, ClassVar
@@ -14,6 +13,7 @@ from qkv.arrays import Array
 from qkv.models.sentence.encode import by_length
 from qkv.models.sentence.rank import Pair, Ranker, best
 from qkv.serve._bodies import Body, PromptUsage, describe_body, read_json
+from qkv.serve._memory import in_thread
 from qkv.serve._refusals import Refused, not_finite
 
 router = APIRouter()
@@ -112,7 +112,7 @@ async def score(
         raise Refused(400, message, param="model", code="model_does_not_rank") from error
     pairs: list[Pair] = []
     parts = pairs_of(ranker, body.query, documents, state.settings.tokens, key)
-    while part := await asyncio.to_thread(next, parts, None):
+    while part := await in_thread(next, parts, None):
         pairs += part
     scores = np.empty(len(pairs))
     # Between two batches of pairs, the worker can compute other requests.

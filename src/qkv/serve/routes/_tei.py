@@ -1,6 +1,5 @@
 """The routes of text-embeddings-inference (TEI): vectors, ranking, tokens, and the model."""
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from itertools import islice
@@ -20,7 +19,7 @@ from qkv.models.run.truncation import MAX_CHARS
 from qkv.models.sentence.rank import best
 from qkv.serve._batches import too_many
 from qkv.serve._bodies import INPUTS, Body, Inputs, describe_body, quote, read_json
-from qkv.serve._memory import hold
+from qkv.serve._memory import hold, in_thread
 from qkv.serve._refusals import Refused
 from qkv.serve.routes._embeddings import check_count, vectors_of
 from qkv.serve.routes._rerank import Ranking, rank_documents, score
@@ -222,7 +221,7 @@ async def tokenize(request: Request) -> Response:
     size = 0
     while True:
         async with state.tokenizing:  # a long text needs up to 100 MB until its JSON is written
-            part = await asyncio.to_thread(next, parts, b"")
+            part = await in_thread(next, parts, b"")
         if not part:
             break
         rows.append(part)

@@ -1,6 +1,5 @@
 """`POST /v1/trace`: the attention of each token of a text, in each head of each layer."""
 
-import asyncio
 import json
 import re
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from qkv.models.network.batch import Batch
 from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.truncation import Cut, counting
 from qkv.serve._bodies import Body, describe_body, read_json
-from qkv.serve._memory import hold
+from qkv.serve._memory import hold, in_thread
 from qkv.serve._refusals import Refused, not_finite
 from qkv.serve.settings import Settings
 from qkv.text import Tokenized
@@ -180,7 +179,7 @@ async def trace(request: Request) -> Response:
             state.model.need("view")
     except ValueError as error:
         raise Refused(400, str(error), param="model", code="model_reads_no_text") from error
-    changes = await asyncio.to_thread(read_changes, state.model, body, state.settings)
+    changes = await in_thread(read_changes, state.model, body, state.settings)
     text = changes.text
     wanted = wanted_of(state.model, body, changes)
     limit = state.settings.answer
@@ -192,8 +191,8 @@ async def trace(request: Request) -> Response:
     about = {"tokens": text.tokens, "layers": wanted.layers, "heads": wanted.heads}
     if "text" in body.include:
         about |= {"ids": text.ids.tolist(), "offsets": text.offsets, "special": text.special}
-    await asyncio.to_thread(check_finite, state.name, arrays, body.edits)
-    answer = await asyncio.to_thread(write_answer, about, arrays, kind)
+    await in_thread(check_finite, state.name, arrays, body.edits)
+    answer = await in_thread(write_answer, about, arrays, kind)
     if len(answer) > limit:
         raise _too_large(f"has {len(answer)} bytes", limit)
     return Response(answer, media_type=kind)
