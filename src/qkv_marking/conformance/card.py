@@ -62,7 +62,7 @@ def conform(
     The function is called as `function(query, key, value, **arguments)`. The arrays have the shape
     `(B, H, L, d)`: batch, heads, positions, size of a head. The arguments are the parameters that
     `qkv.attention` and the function have in common. The results must equal the results of the
-    formula in float64, within the error bounds of `qkv.attention`. The function runs in a separate
+    formula in float64, within the bounds that the card shows. The function runs in a separate
     process. If a call crashes or hangs, its case counts as wrong, and the other cases still run.
 
     Structured cases come first (each feature, pairs of features, and sizes near tile sizes), then
