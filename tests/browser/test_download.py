@@ -20,6 +20,7 @@ from qkv.models import Model
 
 from .engine import agree, ask
 from .play import ready
+from .playing import until
 from .support import pause
 from .test_blocks import ROUNDED, told
 
@@ -392,6 +393,7 @@ def test_a_reader_stops_and_continues_and_a_closed_page_asks_for_nothing(
     assert page.evaluate("qkv.downloads.big.stage") == "idle"
     press(page, "Continue the download")
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    until(lambda: len(host.weights) == 2)  # otherwise, the page may close before it asks
     page.evaluate("dispatchEvent(new Event('pagehide'))")
     expect(page.get_by_role("button", name="Continue the download")).to_be_visible()
     host.wait.set()
