@@ -112,7 +112,7 @@ class Inside:
             done.result(60)
 
     def ask(self, path: str, body: Any, times: int = 1, **options: int) -> socket.socket:
-        """Send a request on a new connection, or send it twice at once; return the connection."""
+        """Send a request `times` times at once on a new connection; return the connection."""
         content = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
         connection = socket.socket()

@@ -482,7 +482,8 @@ def test_a_canceled_caller_waits_for_its_thread():
         errors = []
         asyncio.get_running_loop().set_exception_handler(lambda _, error: errors.append(error))
         for fails in False, True:
-            begun.clear(), release.clear()
+            begun.clear()
+            release.clear()
             task = asyncio.create_task(in_thread(work, fails))
             await asyncio.to_thread(begun.wait, SECONDS)
             task.cancel()
