@@ -34,9 +34,6 @@ INSTALL := $(PYTHON) .ci/install.py
 # The number of processes for tests that wait as well as compute: one more than processors, up to a limit.
 MORE := $(PYTHON) -c 'import os, sys; print(min(int(sys.argv[1]), 1 + os.cpu_count()))'
 
-# CI runs browser tests that failed beside others once more, alone; the log shows both results.
-ALONE = { echo 'The tests that failed run again, alone:'; $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(1); }
-
 # Tests start hundreds of processes: without a cache of bytecode, each process compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -109,7 +106,7 @@ wasm: $(WHEELS_VENV)/.wheels ## compile native/page.cpp to kernels.wasm, for the
 	$(WHEELS_VENV)/bin/python .ci/wasm.py
 
 browser: $(VENV)/.browser $(VENV)/.smollm2 $(ESBUILD)/.esbuild ## test the pages in Chromium (Debian's `chromium-headless-shell` or `chromium`, or the program in QKV_CHROMIUM; `node-typescript`, `npm`)
-	$(BIN)/python -m pytest -n $$($(MORE) 4) --dist worksteal tests/browser $(if $(CI),|| $(call ALONE,tests/browser))
+	$(BIN)/python -m pytest -n $$($(MORE) 4) --dist worksteal tests/browser
 
 native: $(VENV)/.dev ## test the kernel under sanitizers and for arm64 (cmake, g++-aarch64-linux-gnu, qemu-user)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup tests/native
