@@ -12,10 +12,11 @@ def is_gone(number):
     """Return whether a process has ended; a zombie, whose parent did not wait for it, has ended."""
     try:
         os.kill(number, 0)
-    except ProcessLookupError:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except ProcessLookupError:  # before the call, or while its state was read
         return True
-    state = Path(f"/proc/{number}/stat")
-    return state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:  # it ended after the first line, or this system has no /proc
+        return False
 
 
 def ends(number):

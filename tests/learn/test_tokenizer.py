@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+from processes import ends, is_gone
 
 from qkv.learn import _tokenizer_process, train_tokenizer
 from qkv.text import SubwordTokenizer
@@ -159,23 +160,11 @@ def test_killed_training_leaves_no_child_process(doing: str) -> None:
         if doing == "trains":
             process.stdout.readline()
             time.sleep(1)
-        assert runs(child)
+        assert not is_gone(child)
         process.kill()
-    for _ in range(3000):
-        if not runs(child):
-            return
-        time.sleep(0.02)
-    os.kill(child, signal.SIGKILL)
-    raise AssertionError("it runs on")
-
-
-def runs(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    state = Path(f"/proc/{process}/stat")
-    return not (state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z")
+    if not ends(child):
+        os.kill(child, signal.SIGKILL)
+        pytest.fail("it runs on")
 
 
 def test_a_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
