@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from processes import ends, is_gone
 
+from processes import ends, is_gone
 from qkv.learn import _tokenizer_process, train_tokenizer
 from qkv.text import SubwordTokenizer
 
