@@ -204,7 +204,7 @@ def test_a_cheat_earns_nothing(tmp_path, cheat):
     source, helper = CHEATS[cheat]
     path = tmp_path / "mine.py"
     path.write_text(source)
-    (result,) = check_file(path, seconds=20)
+    (result,) = check_file(path, seconds=300)  # one cheat loads qkv at each call
     assert (result.points, result.passed) == (0, False), str(result)
     if helper is None:
         assert result.helped_by == ()
