@@ -152,7 +152,8 @@ def test_resuming_deletes_snapshots_of_later_steps(tmp_path: Path) -> None:
 def test_minutes_end_a_run(tmp_path: Path) -> None:
     done = train(network(), Pull(), folder=tmp_path, minutes=0.05 / 60, snapshots=[])
     assert done.seconds >= 0.05
-    assert read_metrics(tmp_path)[-2]["seconds"] <= 0.05
+    # on a busy machine, even the first step may take as long
+    assert all(row["seconds"] <= 0.05 for row in read_metrics(tmp_path)[:-1])
     again = train(network(), Pull(), folder=tmp_path, minutes=0.05 / 60, resume=True, snapshots=[])
     assert again == done
 
