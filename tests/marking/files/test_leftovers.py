@@ -104,7 +104,7 @@ def test_only_a_part_of_a_large_folder_is_copied(file, tmp_path, monkeypatch):
 @LINUX
 def test_a_large_file_is_refused(file):
     source = "with open('large', 'wb') as out:\n    for _ in range(200): out.write(bytes(1 << 20))"
-    (result,) = check_file(file(SOFTMAX + source))
+    (result,) = check_file(file(SOFTMAX + source), seconds=60)  # a disk may write 10 MB/s
     assert result.mistakes == ("file-raises",)
     assert "File too large" in result.message
 
@@ -113,5 +113,5 @@ def test_a_large_file_is_refused(file):
 def test_many_large_files_end_the_marking(file):
     source = "import time\nfor n in range(500):\n    time.sleep(0.02)\n"
     source += "    with open(str(n), 'wb') as out: out.write(bytes(10 << 20))"
-    (result,) = check_file(file(SOFTMAX + source))
+    (result,) = check_file(file(SOFTMAX + source), seconds=60)  # a disk may write 10 MB/s
     assert result.mistakes == ("writes-too-much",)
