@@ -334,17 +334,10 @@ def test_a_process_without_cpu_time_is_waited_for(file, tmp_path, monkeypatch):
 
 
 @pytest.mark.attack
-def test_a_process_that_a_busy_machine_puts_to_sleep_is_waited_for(file, tmp_path, monkeypatch):
+def test_a_process_that_a_busy_machine_puts_to_sleep_is_waited_for(file, monkeypatch):
     """The process sleeps at each measurement, but uses 0.04 s of CPU time per second."""
-    note, asked = tmp_path / "note", []
-
-    def processor(pid):
-        if note.exists():  # the function is called
-            asked.append(time.monotonic())
-        return False, 0.04 * (asked[-1] - asked[0]) if asked else 0.0
-
-    monkeypatch.setattr(_isolated, "processor", processor)
-    source = f"import time\ndef softmax(x):\n    open({str(note)!r}, 'w')\n    time.sleep(4)"
+    monkeypatch.setattr(_isolated, "processor", lambda pid: (False, 0.04 * time.monotonic()))
+    source = "import time\ndef softmax(x):\n    time.sleep(4)"
     assert only(file(source), seconds=2).mistakes == ("returns-nothing",)
 
 
