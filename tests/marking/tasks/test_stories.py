@@ -432,11 +432,13 @@ def test_a_decoder_has_more_time_to_be_trained_in_than_other_tasks(book, monkeyp
     assert "the process was ended after 0.5 s" in marked["induction-score"].message
 
 
-def test_most_tasks_have_ten_seconds_and_a_limit_applies_to_all(book):
+def test_most_tasks_have_ten_seconds_and_a_limit_applies_to_all(book, monkeypatch):
+    # cells have no more time than tasks, so that a busy machine can mark each task in this time
+    monkeypatch.setattr("qkv_marking.files._mark_file._CELL", 1)
     assert {name for name, task in TASKS.items() if task.seconds != 10} == {
         *("story-model", "induction-head", "head-removed"),
     }
     sleeps = f"{CELLS['story-model']}\nimport time; time.sleep(60)"
-    results = check_file(book(story_model=sleeps), seconds=0.5)
+    results = check_file(book(story_model=sleeps), seconds=3)
     assert all(one.passed for one in results)  # the model was trained before the endless cell
     assert all("does not end within its time limit" in one.message for one in results)
