@@ -1,5 +1,6 @@
 """The path of a trace from the public method to the kernel: its depth, files and crossings."""
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -51,11 +52,13 @@ def measured(run: Callable[[], object]) -> Measured:
             deepest = max(deepest, stack, key=len)
 
     before = sys.getprofile()
+    gc.disable()  # a collection would call finalizers of what other tests left
     sys.setprofile(follow)
     try:
         run()
     finally:
         sys.setprofile(before)
+        gc.enable()
     return Measured(deepest, files, crossings)
 
 
