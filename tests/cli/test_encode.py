@@ -346,12 +346,14 @@ finally:
     print(open(sys.argv[2]).fileno())
 """
 PROGRAM = """
-import resource, sys
+import sys
 from qkv.cli import main
 try:
     main(sys.argv[1:])
 finally:
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    # not ru_maxrss, which begins with the memory of the process that started this one
+    with open("/proc/self/status") as status:
+        print(next(line.split()[1] for line in status if line.startswith("VmHWM:")))
 """
 
 
