@@ -156,6 +156,12 @@ def pause(page: Page, milliseconds: int) -> None:
     )
 
 
+def hold_clock(page: Page) -> None:
+    """Stop the page's clock: from here on, only `page.clock.run_for` moves it."""
+    page.clock.install(time=0)
+    page.clock.pause_at(60_000)
+
+
 def said(page: Page) -> str:
     """Return the text of the live region, once the region has announced it."""
     pause(page, 200)  # the region announces a text 150 ms after the last change

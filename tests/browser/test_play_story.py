@@ -13,7 +13,7 @@ from qkv.models import Model
 from .engine import shares
 from .outcome import is_percent
 from .play import address, after, button, changed, opened_at, ready
-from .support import Visit, drawn
+from .support import Visit, drawn, hold_clock
 from .test_page import problems
 
 TEXT = "She drank a glass of [MASK]."
@@ -319,7 +319,7 @@ def test_it_plays_as_long_as_reading_takes(visit: Visit, html: str) -> None:
         at(page, step)
         told[str(step)] = len(says(page).split())
     at(page, 0)
-    page.clock.install()
+    hold_clock(page)
     story = page.locator(".story")
     page.get_by_role("button", name="▶ Play", exact=True).click()
     seconds: dict[str, float] = {}

@@ -14,7 +14,18 @@ from qkv.see.views._replay import ReplayView
 from see.training import made_run, run_folder
 
 from .bundling import bundles
-from .support import Visit, pause, press, read, readout, said, sentence, tight, whole_page
+from .support import (
+    Visit,
+    hold_clock,
+    pause,
+    press,
+    read,
+    readout,
+    said,
+    sentence,
+    tight,
+    whole_page,
+)
 from .test_page import HOSTILE, problems
 
 STEPS = [0, 10, 20, 50, 100, 400, 1000]
@@ -242,7 +253,7 @@ def test_chart_lines_match_the_numbers(visit: Visit, html: str, view: ReplayView
 
 def test_play_goes_to_the_end_and_pause_stays(visit: Visit, html: str) -> None:
     page = visit(html, alone=True)
-    page.clock.install()
+    hold_clock(page)
     page.get_by_role("button", name="Play").click()
     assert shown_step(page) == 0  # from the beginning, since it was at the end
     page.clock.run_for(1500)
@@ -266,8 +277,7 @@ def test_play_goes_to_the_end_and_pause_stays(visit: Visit, html: str) -> None:
 def test_reduced_motion_slows_the_player(visit: Visit, html: str) -> None:
     page = visit(html, alone=True)
     page.emulate_media(reduced_motion="reduce")
-    page.clock.install(time=0)
-    page.clock.pause_at(60_000)  # from here on, only run_for moves the clock
+    hold_clock(page)
     page.get_by_role("button", name="Play").click()
     page.clock.run_for(1500)
     assert shown_step(page) == 0
