@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 import qkv
 from qkv.models import Model
@@ -16,6 +16,7 @@ from .opening import Openers
 from .playing import live_page, opened
 from .support import Visit
 
+expect.set_options(timeout=60_000)  # as the pages of opening.py; by default, it would be 5 s
 SHELL = "chromium-headless-shell"
 FLAGS = [
     "--no-sandbox",

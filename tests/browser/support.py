@@ -169,9 +169,11 @@ def said(page: Page) -> str:
 
 
 def tight(page: Page) -> bool:
-    """Return whether nothing is wider than the window, once the page is laid out (within 3 s)."""
+    """Return whether nothing is wider than the window, once the page is laid out."""
     try:
-        page.wait_for_function("document.scrollingElement.scrollWidth <= innerWidth", timeout=3000)
+        page.wait_for_function(
+            "document.scrollingElement.scrollWidth <= innerWidth", timeout=30_000
+        )
     except TimeoutError:
         return False
     return True
