@@ -7,7 +7,7 @@ from playwright.sync_api import Browser, Page
 
 from .bundling import ROOT
 from .play import address, button
-from .playing import START, go, opened
+from .playing import START, go, opened, until
 from .support import Visit, pause
 
 SCRIPT = (ROOT / "docs/static/live.js").read_text(encoding="utf-8")
@@ -94,12 +94,16 @@ def test_a_frame_follows_the_theme_of_the_page_around_it(
         page.evaluate(SET, switch)
         follows(system if switch == "auto" else switch, switch.replace("auto", ""))
     assert chip.get_attribute("aria-selected") == "true"  # the reader's choice stays
-    high = frame.locator("body").evaluate("it => it.getBoundingClientRect().height")
-    assert 0 <= int(height(page).removesuffix("px")) - high < 1
+
+    def high() -> float:
+        return float(frame.locator("body").evaluate("it => it.getBoundingClientRect().height"))
+
+    # the frame says its height in a message
+    until(lambda: 0 <= int(height(page).removesuffix("px")) - high() < 1)
     heights = page.evaluate("heights")
-    assert high > 400
-    assert min(heights) > 0.5 * high  # the frame does not jump while the model is read
-    assert max(heights) < 1.5 * high
+    assert high() > 400
+    assert min(heights) > 0.5 * high()  # the frame does not jump while the model is read
+    assert max(heights) < 1.5 * high()
     assert said == []
     page.context.close()
 
