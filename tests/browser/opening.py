@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, BrowserContext, Page
 from qkv.see.page.html import encode
 
 from .one_model import STAND_IN, OneModel
-from .support import CHARSET, HEAD, Visit
+from .support import CHARSET, HEAD, IDLE, Visit
 
 Scheme = Literal["light", "dark"]
 
@@ -22,6 +22,7 @@ class Pages:
     """
 
     def __init__(self, context: BrowserContext, script: str | None = None) -> None:
+        context.add_init_script(IDLE)
         if script is not None:
             context.add_init_script(script)
         self.context = context

@@ -20,6 +20,29 @@ READOUT = """(said) => Object.fromEntries([
 CHARSET = '<meta charset="utf-8">'  # within the first 1,024 bytes of a page
 HEAD = f'<!doctype html><html lang="en">{CHARSET}'
 Visit = Callable[..., Page]  # the fixture `visit`, which opens a page
+# Gives a page the function `idle`, which `idle` below calls. It counts the messages that turns.js
+# posts to begin its next task, until that task has ended. A test's own clock does not stop it.
+IDLE = """{
+  const { setTimeout } = globalThis;
+  let tasks = 0;
+  const { postMessage } = MessagePort.prototype;
+  MessagePort.prototype.postMessage = function (...told) {
+    tasks += Number(told[0] === null);
+    postMessage.apply(this, told);
+  };
+  const { set } = Object.getOwnPropertyDescriptor(MessagePort.prototype, "onmessage");
+  Object.defineProperty(MessagePort.prototype, "onmessage", {
+    set(hear) {
+      set.call(this, (event) => {
+        hear(event);
+        tasks -= Number(event.data === null);
+      });
+    },
+  });
+  globalThis.idle = async () => {
+    while (tasks) await new Promise((next) => setTimeout(next));
+  };
+}"""
 STEP = 1 / 65535  # the resolution of a weight in a page
 WORDS = ["[CLS]", "the", "un", "##believ", "##able", "cat", "sat", "on", "the", "mat", "[SEP]"]
 SPANS = [[0], [1], [2, 3, 4], [5], [6], [7], [8], [9], [10]]
@@ -77,7 +100,17 @@ def part_of(*texts: Heads, **more: Any) -> str:
     return fragment(payload(*texts, **more), STATIC)
 
 
+def idle(page: Page | Locator) -> None:
+    """Wait until the page has drawn all that it draws in short tasks, one after the other.
+
+    On a slow machine, a test could read or act between two of these tasks. The page must have been
+    opened with IDLE.
+    """
+    (page if isinstance(page, Page) else page.page).evaluate("idle()")
+
+
 def sentence(page: Page) -> str:
+    idle(page)
     return page.locator(".sentence").first.inner_text()
 
 
@@ -88,6 +121,7 @@ def token(page: Page | Locator, position: int) -> Locator:
 
 def keys(page: Page | Locator, text: int = 0) -> list[list[str]]:
     """Return the name and the value of each entry in the list on the right."""
+    idle(page)
     return (
         page.locator(".lines")
         .nth(text)
@@ -100,11 +134,13 @@ def keys(page: Page | Locator, text: int = 0) -> list[list[str]]:
 
 def readout(page: Page | Locator) -> dict[str, str]:
     """Return the readout below the heat map: its numbers by their names, its title under ""."""
+    idle(page)
     return page.locator(".readout").first.evaluate(f"said => ({READOUT})(said)")
 
 
 def after_each(page: Page, names: list[str], within: str = "") -> list[dict[str, str]]:
     """Send key presses to the focused node in the page; return the readout after each press."""
+    idle(page)
     return page.evaluate(
         f"""([names, within]) => {{
           let node = document.activeElement;
@@ -132,8 +168,11 @@ def read(text: str) -> float:
 
 
 def press(page: Page, *names: str) -> None:
+    """Press keys, each of them once the page has drawn what came before it."""
     for name in names:
+        idle(page)
         page.keyboard.press(name)
+    idle(page)
 
 
 def drawn(tokens: Iterable[str]) -> list[str]:
@@ -164,6 +203,7 @@ def hold_clock(page: Page) -> None:
 
 def said(page: Page) -> str:
     """Return the text of the live region, once the region has announced it."""
+    idle(page)
     pause(page, 200)  # the region announces a text 150 ms after the last change
     return page.locator("[role=status]").first.inner_text()
 

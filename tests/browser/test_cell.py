@@ -26,7 +26,7 @@ from .playing import (
     unfold,
     until,
 )
-from .support import STATIC, Visit, drawn, press, read, whole_page
+from .support import STATIC, Visit, drawn, idle, press, read, whole_page
 from .test_walk_shift import agree, layer_walk
 
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -74,6 +74,7 @@ def walk_page(walk: Walk) -> str:
 
 def step_of(page: Page, walk: Walk, name: str) -> Any:
     page.get_by_role("tab", name=re.compile(rf"^\d+ {name}:")).click()
+    idle(page)
     return next(step for step in walk.steps if step.name == name)
 
 
@@ -276,5 +277,5 @@ def test_changed_parts_of_a_score_are_orange(quick: Visit, html: str, trace: Tra
     open_tab(page, "Links")
     for _ in range(9 - key):
         page.get_by_role("button", name="next key").click()
-    assert "your weight 0.500" in str(line.text_content())
+    expect(line).to_contain_text("your weight 0.500")
     assert line.locator(".changed").all_inner_texts() == ["0.500"]

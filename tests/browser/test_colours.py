@@ -17,7 +17,7 @@ import qkv
 from qkv.see.draw import colours
 
 from .bundling import script_of
-from .support import SPANS, STATIC, WORDS, Visit, made, page_of, pause, payload, whole_page
+from .support import SPANS, STATIC, WORDS, Visit, idle, made, page_of, payload, whole_page
 
 SHARES = [k / 500 for k in range(-550, 551)]
 
@@ -57,19 +57,14 @@ def test_maps_share_the_background_of_the_page(visit: Visit, scheme: str) -> Non
     assert thumbnails(page)[0, 0, -1].tolist() == paper  # masked: a weight of 0
     other = {"light": "dark", "dark": "light"}[scheme]
     page.emulate_media(color_scheme=other)
-    pause(page, 300)
+    page.locator(f".view[data-theme={other}]").wait_for()
     assert thumbnails(page)[0, 0, -1].tolist() == list(bytes.fromhex(colours.shade(0.0, other)[1:]))
 
 
 def thumbnails(page: Page) -> np.ndarray:
     """Return all heads' pictures once drawn, `(heads, rows, columns, 3)`, the first layer first."""
+    idle(page)
     count = page.locator(".thumb").count()
-    page.wait_for_function(
-        "(count) => document.querySelector('.qkv-view').shadowRoot"
-        ".querySelectorAll('.thumb canvas').length === count",
-        arg=count,
-    )
-    pause(page, 100)  # the previous pictures may still be there
     found = page.locator(".thumb canvas").evaluate_all(
         """all => all.map((canvas) => {
             const { width, height } = canvas;
@@ -91,6 +86,7 @@ def shaded(values: np.ndarray, end: float) -> np.ndarray:
 
 
 def legend(page: Page) -> tuple[str, list[str]]:
+    idle(page)
     name = page.locator(".scale-name").first.inner_text()
     return name, page.locator(".scale").first.locator(".scale-ends span").all_inner_texts()
 

@@ -10,9 +10,9 @@ import pytest
 from playwright.sync_api import Page
 
 from .opening import Openers
-from .play import address, after, button, opened_at, part, ready
+from .play import address, after, button, opened_at, part, ready, rest
 from .playing import STATE, laid_out, open_tab, unfold, until
-from .support import Visit
+from .support import Visit, idle
 
 # Returns the content of a page, the state of its controls, and its window and media settings.
 WHOLE = """() => {
@@ -38,8 +38,10 @@ def whole(page: Page) -> object:
     laid_out(ready(page))
     small = part(page, "map").locator(".thumb")  # each picture is painted in a task of its own
     until(lambda: small.locator("canvas").count() == small.count())
-    shown, *rest = page.evaluate(WHOLE)
-    return shown.replace(SAVES, ""), *rest
+    rest(page)
+    idle(page)
+    shown, *others = page.evaluate(WHOLE)
+    return shown.replace(SAVES, ""), *others
 
 
 def test_a_reused_page_equals_a_new_one(openers: Openers, visit: Visit, html: str) -> None:

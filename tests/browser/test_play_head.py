@@ -29,7 +29,7 @@ from .playing import (
     shows,
     until,
 )
-from .support import Visit, after_each, drawn, keys, press, read, readout, tight, token
+from .support import Visit, after_each, drawn, idle, keys, press, read, readout, tight, token
 
 LAYER, NUMBER = HEAD
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -218,8 +218,10 @@ def test_links_can_be_masked_by_keyboard_and_by_buttons(
     until(lambda: masks(held(page)["edits"]) == [(0, 1, *HEAD)])
     hands(page).get_by_role("button", name="next query").click()
     until(lambda: held(page)["query"] == POSITION + 1)
+    idle(page)
     key = hands(page).locator("[aria-label=Key] .step-word").inner_text()
     hands(page).get_by_role("button", name="next key").click()
+    idle(page)
     after = hands(page).locator("[aria-label=Key] .step-word").inner_text()
     assert list(trace.tokens).index(after) == list(trace.tokens).index(key) + 1
     hands(page).get_by_role("button", name="Hide this link").click()
@@ -292,6 +294,7 @@ def test_subwords_are_merged_on_request(quick: Visit, html: str, model: Model) -
         names = [name for name, _ in keys(own(page))]
         way = "next key" if names.index(at) < crown else "previous key"
         hands(page).get_by_role("button", name=way).click()
+        idle(page)
     hands(page).get_by_role("button", name="Hide this link").click()
     links = [(query, *spans[crown], *HEAD) for query in spans[long]]
     until(lambda: masks(held(page)["edits"]) == links)

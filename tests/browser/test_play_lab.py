@@ -13,7 +13,7 @@ from models.small_models import write_small
 
 from .play import address, after, changed, opened_at, ready
 from .playing import held, opened, until
-from .support import Visit
+from .support import Visit, idle
 from .test_play_page import check_layout
 
 # One control of each kind.
@@ -43,6 +43,7 @@ def test_the_drawer_has_one_kind_of_changes_at_a_time(quick: Visit, html: str, w
     page = opened(quick, html, width=width, tab="sentence")
     for tab, own in KINDS.items():
         page.get_by_role("tab", name=NAMES[tab], exact=True).click()
+        idle(page)
         for selector in own:
             page.locator(selector).first.wait_for()
         for other, selectors in KINDS.items():

@@ -24,7 +24,7 @@ from .engine import agree, ask, by_the_library
 from .outcome import is_percent
 from .play import address, rest
 from .playing import open_head, open_tab, unfold, until
-from .support import press, read, readout
+from .support import IDLE, press, read, readout
 from .test_engine import offsets
 
 TEXT = "the cat sat on the [MASK]"
@@ -72,6 +72,7 @@ def open_served(chromium: Browser) -> Iterator[Open]:
             address = stack.enter_context(serving(*arguments))
             context = chromium.new_context(viewport={"width": width, "height": 900})
             stack.callback(context.close)
+            context.add_init_script(IDLE)
             page = context.new_page()
             page.set_default_timeout(60_000)
             page.on("pageerror", lambda error: complaints.append(str(error)))

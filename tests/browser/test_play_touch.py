@@ -31,7 +31,7 @@ from .playing import (
     table,
     until,
 )
-from .support import Visit, keys, pause, press, read, readout, token, with_first
+from .support import Visit, after_each, idle, keys, pause, press, read, readout, token, with_first
 from .test_play_page import check_layout
 from .test_play_server import Open, open_served
 
@@ -160,7 +160,7 @@ def test_lowering_a_weight_of_1_shares_it_equally_among_visible_keys(
     until(lambda: given(page))
     assert given(page)[0]["weights"] == [float(key == CROWN) for key in range(10)]
     pause(page, 1100)  # the next presses are a separate change
-    press(page, "ArrowLeft", "ArrowLeft")
+    after_each(page, ["ArrowLeft"] * 2, "[data-part=head]")  # at once, so that they are one change
     until(lambda: given(page)[0]["weights"][CROWN] == 0.98)
     expected = np.full(10, 0.02 / 8)
     expected[[2, CROWN]] = 0, 0.98
@@ -220,8 +220,10 @@ def test_the_last_weight_of_a_fast_drag_counts(quick: Visit, html: str, trace: T
 def test_handles_are_on_the_chosen_row_alone(page: Page) -> None:
     assert handles(page).count() == 10
     token(own(page), 3).hover()
+    idle(page)
     assert own(page).locator(".weights.away").count() == 1
     page.mouse.move(1, 1)
+    idle(page)
     assert own(page).locator(".weights.away").count() == 0
     go(page, edits=[{"op": "hide", "token": 2}], beside=True)
     assert page.locator("[data-part=before]").is_visible()

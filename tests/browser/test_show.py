@@ -16,6 +16,7 @@ from .support import (
     STEP,
     WORDS,
     Visit,
+    idle,
     keys,
     made,
     page_of,
@@ -114,6 +115,7 @@ def test_the_pointer_reads_every_cell_and_its_colour(visit: Visit) -> None:
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         page.locator(f".view[data-theme={scheme}]").wait_for()
+        idle(page)
         for (i, query), (j, key) in product(enumerate(text.queries.tokens), repeat=2):
             # While the pointer is outside the heat map, the page shows the readout of the first
             # cell. The result of `swept` omits this cell.

@@ -20,7 +20,7 @@ from qkv.see.page.payload import payload_of, shift_payload, walk_payload
 from qkv.see.steps.walk import Walk, walk_head, walk_layer
 from qkv.trace import Trace
 
-from .support import STATIC, Visit, after_each, pause, press, read, readout, said, tight, whole_page
+from .support import STATIC, Visit, after_each, idle, press, read, readout, said, tight, whole_page
 from .test_page import problems
 
 CAT = "The cat sat on the mat"
@@ -236,7 +236,7 @@ def test_the_spelled_out_cell_is_in_view(visit: Visit) -> None:
     assert walk.cell[1] > 5  # beyond the columns that fit
     page = visit(walk_page(walk), width=390)
     page.get_by_role("tab", name="scaled").click()
-    pause(page, 100)
+    idle(page)
     left, part, whole = page.locator(".map").first.evaluate(
         "box => [box.scrollLeft, box.clientWidth, box.scrollWidth]"
     )
@@ -271,7 +271,6 @@ def test_the_walk_of_a_model_continues_to_the_words(visit: Visit, width: int) ->
     steps = {step.name: step for step in walk.steps}
     for name in ("pre", "post", "logits", "probs"):
         page.get_by_role("tab", name=re.compile(f"^\\d+ {name}:")).click()
-        pause(page, 0)  # the step is drawn in the next frame
         page.locator(".map").first.focus()
         press(page, "ArrowDown", "Control+Home")
         rows = steps[name].rows
