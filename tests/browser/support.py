@@ -34,8 +34,11 @@ IDLE = """{
   Object.defineProperty(MessagePort.prototype, "onmessage", {
     set(hear) {
       set.call(this, (event) => {
-        hear(event);
-        tasks -= Number(event.data === null);
+        try {
+          hear(event);
+        } finally {
+          tasks -= Number(event.data === null);
+        }
       });
     },
   });
