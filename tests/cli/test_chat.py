@@ -231,6 +231,13 @@ class Terminal:
             shown += os.read(self.ours, 1)
         return shown.decode(errors="replace").replace("\r\n", "\n")
 
+    def sleeps(self) -> None:
+        """Wait until the process sleeps, so that `input` is in the call that a signal ends."""
+        state = Path(f"/proc/{self.process.pid}/stat")
+        while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "S":
+            assert self.process.poll() is None
+            time.sleep(0.01)
+
 
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Terminal]:
@@ -253,7 +260,7 @@ def test_a_conversation_on_a_terminal(terminal: Terminal, tmp_path: Path) -> Non
     assert "one \\x1b[31mtwo three" in shown
     assert "\x1b[31m" not in shown
     terminal.write("\x03")
-    terminal.until("> ", 5)
+    terminal.until("> ")
     saved = tmp_path / "chat.json"
     terminal.write(f"/save {saved}\n")
     terminal.until("wrote 2 messages")
@@ -268,7 +275,8 @@ def test_a_conversation_on_a_terminal(terminal: Terminal, tmp_path: Path) -> Non
     terminal.write("/help\n")
     assert "/look, /hide WORD, /save FILE, /new, /help; Ctrl-C stops" in terminal.until("> ")
     terminal.write("half a line")
-    terminal.until("half a line")  # now `input` waits: Python misses a Ctrl-C just before that
+    terminal.until("half a line")
+    terminal.sleeps()  # Python misses a Ctrl-C just before `input` waits again
     terminal.write("\x03")
     assert "Ctrl-D ends the conversation." in terminal.until("> ")
     terminal.write("/new\n")
