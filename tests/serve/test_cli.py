@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from qkv.models.files.find import shipped_models
-from serve.conftest import Served
+from serve.conftest import Served, wait_until
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -182,20 +182,25 @@ def test_a_signal_ends_it_with_0(serving, number: int) -> None:
 
 
 def test_it_runs_with_standard_output_and_error_closed() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    program = f"exec {sys.executable} -c 'from qkv.cli import main; main()' serve --port {port}"
-    process = subprocess.Popen(["sh", "-c", f"{program} >&- 2>&-"])
-    try:
-        for _ in range(600):
-            try:
+    with socket.socket() as held:
+        # No other program gets this port meanwhile; the server, which sets this option too, may.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        program = f"exec {sys.executable} -c 'from qkv.cli import main; main()' serve --port {port}"
+        process = subprocess.Popen(["sh", "-c", f"{program} >&- 2>&-"])
+
+        def answers() -> bool:
+            assert process.poll() is None
+            with suppress(httpx.ConnectError):
                 httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=30, trust_env=False)
-                break
-            except httpx.ConnectError:
-                assert process.poll() is None
-                time.sleep(0.05)
-        process.terminate()
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.wait()
+                return True
+            return False
+
+        try:
+            wait_until(answers, "it answers")
+            process.terminate()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            process.wait()

@@ -141,7 +141,7 @@ def test_a_stream_that_nobody_reads_is_dropped(
         monkeypatch.setattr(model, "steps", endless)
         asked = {"prompt": "the cat", "stream": True}
         with server.ask("/v1/completions", asked, SO_RCVBUF=4096):
-            wait_until(lambda: server.worker.streams == 1)
+            wait_until(lambda: computed > 0, "it begins")  # it may be dropped before this is seen
             wait_until(lambda: server.worker.streams == 0, "it is dropped")
             before = computed
             with server.ask("/v1/embeddings", {"input": "the cat"}) as other:
