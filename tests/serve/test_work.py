@@ -21,7 +21,7 @@ from qkv.serve._batches import Counts
 from qkv.serve._memory import in_thread
 from qkv.serve._refusals import Refused
 from qkv.serve._streams import AHEAD, QUANTUM
-from qkv.serve._waiting import Job, Texts, TextTurns
+from qkv.serve._waiting import Job, Request, Texts, TextTurns
 from qkv.serve._work import Worker
 from qkv.serve.settings import Settings
 
@@ -991,6 +991,20 @@ def test_a_stream_cancelled_before_its_turn_never_begins():
 
     run(main())
     assert pieces.count == 0
+
+
+def test_a_request_is_dropped_before_it_no_longer_waits(monkeypatch):
+    """Otherwise, the thread could compute for a client of which `waiting` says that it left."""
+    seen = []
+
+    async def main():
+        async with working() as worker:
+            monkeypatch.setattr(Request, "drop", lambda _: seen.append(worker.waiting))
+            await worker.call(lambda: None, connection=0)
+            assert await read(worker, lambda: iter("ab")) == ["a", "b"]
+
+    run(main())
+    assert seen == [1, 1]
 
 
 def test_a_stream_that_fails_ends_alone():

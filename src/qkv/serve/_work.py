@@ -215,8 +215,8 @@ class Worker:
                 self._inbox.put(None)  # wake the thread, because a paused stream may continue
                 yield piece
         finally:
+            request.drop()  # first: what no longer waits is computed no further
             self._requests.discard(request)
-            request.drop()
             self._inbox.put(None)
 
     async def stop(self) -> None:
@@ -241,8 +241,8 @@ class Worker:
                 await self._prepare(request, steps)
             return await request.answer
         finally:
-            self._requests.discard(request)
             request.drop()
+            self._requests.discard(request)
 
     async def _prepare(self, request: Request, steps: Iterator[None]) -> None:
         """Run steps one by one on another thread, then pass the request to the worker's thread."""
