@@ -104,6 +104,21 @@ def test_columns_that_cannot_be_kept_are_refused(keep: Any, said: str, tmp_path:
         encode("random", str(tmp_path / "a.txt"), tmp_path / "out", keep=["size"])
 
 
+def test_an_unfinished_file_of_a_killed_worker_is_removed(
+    files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = qkv.scale.encoding.write_part
+
+    def write(model: qkv.Model, order: Order) -> Any:
+        (tmp_path / "out" / ".qkv-1-0123abcd.part").touch()
+        return real(model, order)
+
+    monkeypatch.setattr("qkv.scale.encoding.write_part", write)
+    assert encode("random", files, tmp_path / "out").parts == 4
+    assert not list((tmp_path / "out").glob("*.part"))
+    assert len(held(tmp_path / "out")["id"]) == 1300
+
+
 def test_resume(files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     encode("random", files, out)

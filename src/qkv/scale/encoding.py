@@ -190,6 +190,7 @@ def encode(
             folder.remove(MANIFEST)
         folder.clean({part["name"] for part in done.values()})
         _run(plan, done, folder, client, run, on_error == "skip")
+        folder.clean({part["name"] for part in done.values()})  # what killed workers left
     skipped = [
         (plan.parts[number].source.path, int(row), str(reason))
         for number, part in sorted(done.items())
