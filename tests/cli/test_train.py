@@ -42,9 +42,23 @@ def corpus(tmp_path: Path) -> str:
     return str(path)
 
 
+# Without the pauses, a short run could end before the test sends a signal.
+SLOWLY = """
+import time
+from qkv.learn._loop import Training
+advance = Training.advance
+def slowly(training):
+    time.sleep(0.02)
+    return advance(training)
+Training.advance = slowly
+from qkv.cli import main
+main()
+"""
+
+
 def train_process(*args: str) -> subprocess.Popen[bytes]:
     """Start a training process, which can receive signals."""
-    program = [sys.executable, "-c", "from qkv.cli import main; main()", "train", *args]
+    program = [sys.executable, "-c", SLOWLY, "train", *args]
     return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
