@@ -191,7 +191,7 @@ def test_a_body_larger_than_the_limit_is_refused() -> None:
 
 
 def test_two_host_headers_are_refused(served) -> None:
-    with socket.create_connection(("127.0.0.1", served.port), 10) as connection:
+    with socket.create_connection(("127.0.0.1", served.port), 30) as connection:
         connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nHost: evil.org\r\n\r\n")
         assert connection.recv(4096).startswith(b"HTTP/1.1 400")
 
