@@ -226,7 +226,7 @@ for name, read in readers.items():
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no named pipes in folders there")
 def test_no_reader_waits_for_a_pipe(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PIPES, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     said = dict(map(json.loads, done.stdout.splitlines()))
     expected = dict.fromkeys(said, "is a pipe, a socket or a device")
     expected |= dict.fromkeys(("weights", "config"), "it is not a regular file")

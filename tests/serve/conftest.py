@@ -28,6 +28,7 @@ from qkv.serve.guard import Guard
 from qkv.serve.key_file import Keys
 from qkv.serve.settings import Settings
 
+PATIENCE = 300  # seconds; a wait that takes so long has failed, also on a busy machine
 ADDRESS = re.compile(r"at (http://\S+) ")
 
 
@@ -100,16 +101,16 @@ class Inside:
 
         def hold() -> None:
             entered.set()
-            assert release.wait(60)
+            assert release.wait(PATIENCE)
 
         call = self.worker.call(hold, connection="held")
         done = asyncio.run_coroutine_threadsafe(call, self.loop)
         try:
-            assert entered.wait(60)
+            assert entered.wait(PATIENCE)
             yield
         finally:
             release.set()
-            done.result(60)
+            done.result(PATIENCE)
 
     def ask(self, path: str, body: Any, times: int = 1, **options: int) -> socket.socket:
         """Send a request `times` times at once on a new connection; return the connection."""
@@ -145,20 +146,20 @@ def inside(model: Model, settings: Settings | None = None) -> Iterator[Inside]:
         port = listener.getsockname()[1]
         thread = threading.Thread(target=lambda: asyncio.run(serving()), daemon=True)
         thread.start()
-        assert started.wait(60)
+        assert started.wait(PATIENCE)
         assert server.started
         try:
             wait_until(lambda: guard.app.state.worker.ready, "it is ready")
             yield Inside(port, guard, found[0])
         finally:
             server.should_exit = True
-            thread.join(60)
+            thread.join(PATIENCE)
         assert not thread.is_alive()
 
 
 def wait_until(true: Callable[[], bool], what: str = "") -> None:
-    """Wait until a condition is true, for at most a minute."""
-    end = time.monotonic() + 60
+    """Wait until a condition is true, for at most `PATIENCE` seconds."""
+    end = time.monotonic() + PATIENCE
     while not true():
         assert time.monotonic() < end, what
         time.sleep(0.01)

@@ -25,7 +25,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", program, "serve", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
 
 

@@ -96,7 +96,7 @@ def test_a_block_prints_what_is_shown(
         command,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         cwd=folder,
         env=ENVIRONMENT,
         check=False,

@@ -109,7 +109,7 @@ def run_client(client: Client, servers: list[str], folder: Path) -> Any:
         [sys.executable, HERE / "offline.py", program, json.dumps([servers, KEY, uses, refused])],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env=ENVIRONMENT | ({"PYTHONPATH": str(OPENAI_2)} if client.second else {}),
         cwd=folder,
         check=False,

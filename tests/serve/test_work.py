@@ -26,7 +26,7 @@ from qkv.serve._work import Worker
 from qkv.serve.settings import Settings
 
 LETTERS = "a b c d e f g h i j k l m n o p q r s t u v w x y z"
-SECONDS = 60
+SECONDS = 300
 MODEL = random_model(LETTERS)
 
 
