@@ -80,17 +80,23 @@ def until(folder: Path, count: int, known: int = 0) -> None:
 def test_workers_that_are_killed(source: Path, client: Any, tmp_path: Path) -> None:
     out, killed = tmp_path / "out", []
 
+    def running() -> list[int]:
+        """Return the processes that Dask starts again: not one that it is starting."""
+        nannies = [one for one in client.cluster.workers.values() if one.status.name == "running"]
+        return [one.pid for one in nannies if one.pid and one.pid not in killed]
+
     def kill() -> None:
         for count in (1, 4, 7):
             until(out, count)
-            victim = next(iter(client.run(os.getpid).values()))
-            os.kill(victim, signal.SIGKILL)
-            killed.append(victim)
+            while not (victims := running()):
+                time.sleep(0.01)
+            os.kill(victims[0], signal.SIGKILL)
+            killed.append(victims[0])
 
     killer = threading.Thread(target=kill)
     killer.start()
     done = encode("books", source, out, client=client)
-    killer.join(30)
+    killer.join(300)
     assert len(set(killed)) == 3
     assert done.rows == len(TEXTS)
     check(out)
@@ -169,11 +175,22 @@ def test_encoding_resumes_after_a_signal_ends_the_client(
     check(out)
 
 
+# The manifest lists each part at once: a fast run could end before the first update after 1 s.
 PROGRAM = """
 from qkv.cli import main
+from qkv.scale import encoding
+encoding._SAVE = 0.0
 if __name__ == "__main__":
     main()
 """
+
+
+def _finish() -> None:
+    """Wait until the worker that runs this function has ended its task."""
+    from qkv.scale.workers import _computing  # the lock of the worker, not of this process
+
+    with _computing:
+        pass
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of a file is set of another process")
@@ -181,7 +198,7 @@ def test_a_full_disk(source: Path, client: Any, tmp_path: Path) -> None:
     """The test simulates a full disk with a limit on the size of each worker's files."""
     import resource
 
-    client.wait_for_workers(2, timeout=30)
+    client.wait_for_workers(2, timeout=300)
     workers, out = list(client.run(os.getpid).values()), tmp_path / "out"
     before = [resource.prlimit(one, resource.RLIMIT_FSIZE) for one in workers]
     try:
@@ -189,6 +206,7 @@ def test_a_full_disk(source: Path, client: Any, tmp_path: Path) -> None:
             resource.prlimit(one, resource.RLIMIT_FSIZE, (100_000, most))
         with pytest.raises(OSError, match=r"File too large"):
             encode("books", source, out, client=client)
+        client.run(_finish)  # the other worker may still write its part
     finally:
         for one, limits in zip(workers, before, strict=True):
             resource.prlimit(one, resource.RLIMIT_FSIZE, limits)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qkv.scale.workers import _keeping_memory, connect, resolve
+from qkv.scale.workers import _keeping_memory, _result_of, connect, resolve
 
 
 def test_a_gguf_file_is_named_by_its_path_and_its_contents(tmp_path: Path) -> None:
@@ -19,6 +19,39 @@ def test_a_gguf_file_is_named_by_its_path_and_its_contents(tmp_path: Path) -> No
     assert first.name == str(path)
     path.write_bytes(b"GGUF2")
     assert resolve(path, "test") != first
+
+
+class _Late:
+    """A finished task whose worker died: its result comes after two more seconds, or never."""
+
+    def __init__(self, status: str, *answers: Any) -> None:
+        self.status, self.answers = status, list(answers)
+
+    def result(self, timeout: float) -> Any:
+        assert timeout > 0
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class _Crew:
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    def look(self) -> None:
+        self.looks -= 1
+        if self.looks < 0:
+            raise ConnectionError("no worker")
+
+
+def test_a_lost_result_is_waited_for_as_long_as_there_are_workers() -> None:
+    late = TimeoutError("late"), TimeoutError("late")
+    assert _result_of(_Late("pending", *late, 7), _Crew(2)) == 7  # type: ignore[arg-type]
+    with pytest.raises(ConnectionError, match="no worker"):
+        _result_of(_Late("pending", *late, 7), _Crew(1))  # type: ignore[arg-type]
+    with pytest.raises(TimeoutError, match="its own"):
+        _result_of(_Late("error", TimeoutError("its own")), _Crew(0))  # type: ignore[arg-type]
 
 
 def _faults(keeping: bool) -> tuple[int, int]:

@@ -179,7 +179,7 @@ def compute(
                 future = done.get(timeout=_LOOK)
                 number = begun.pop(future)
                 try:
-                    result = future.result()
+                    result = _result_of(future, crew)
                 except distributed.KilledWorker as error:
                     raise RuntimeError(
                         f"{call}: {cases[number]}: {error.allowed_failures + 1} workers died while "
@@ -193,6 +193,22 @@ def compute(
         if begun and client.status == "running":
             with suppress(Exception):  # the cluster may have stopped
                 client.cancel(list(begun), force=True)
+
+
+def _result_of(future: Any, crew: "_Crew") -> Any:
+    """Return the result of a finished task; it is computed again if its worker has died since.
+
+    Raises:
+        ConnectionError: meanwhile, no worker was connected for `NO_WORKER` seconds.
+        Exception: the error of the task.
+    """
+    while True:
+        try:
+            return future.result(timeout=_LOOK)
+        except TimeoutError:
+            if future.status == "error":  # the task itself raised this error
+                raise
+            crew.look()
 
 
 def all_of(client: Any, task: Task[_C, _R], cases: Sequence[_C], **others: Any) -> list[_R]:
