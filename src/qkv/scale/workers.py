@@ -202,13 +202,15 @@ def _result_of(future: Any, crew: "_Crew") -> Any:
         ConnectionError: meanwhile, no worker was connected for `NO_WORKER` seconds.
         Exception: the error of the task.
     """
+    patience = _LOOK
     while True:
         try:
-            return future.result(timeout=_LOOK)
+            return future.result(timeout=patience)
         except TimeoutError:
             if future.status == "error":  # the task itself raised this error
                 raise
             crew.look()
+            patience *= 2  # the next try transfers a large result from its beginning
 
 
 def all_of(client: Any, task: Task[_C, _R], cases: Sequence[_C], **others: Any) -> list[_R]:
