@@ -97,7 +97,7 @@ check: $(VENV)/.dev ## check style, format, types and the house rules
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
-	$(BIN)/python -m pytest --quiet tests/test_house.py tests/test_identifiers.py
+	$(BIN)/python -m pytest --quiet tests/test_house.py tests/test_identifiers.py tests/test_extras.py
 
 bundles: $(ESBUILD)/.esbuild ## bundle the scripts of the pages, after a change in src/qkv/see/page/assets (npm)
 	$(PYTHON) .ci/bundles.py
