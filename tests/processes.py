@@ -8,11 +8,16 @@ import time
 from pathlib import Path
 
 
+def state(number):
+    """Return the letter of a process's state, such as "S" while it sleeps (only on Linux)."""
+    return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def is_gone(number):
     """Return whether a process has ended; a zombie, whose parent did not wait for it, has ended."""
     try:
         os.kill(number, 0)
-        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return state(number) == "Z"
     except ProcessLookupError:  # before the call, or while its state was read
         return True
     except FileNotFoundError:  # it ended after the first line, or this system has no /proc

@@ -16,6 +16,7 @@ import pytest
 
 import qkv
 from models.decoders import END, EOS, POSITIONS, gpt2, ids_of
+from processes import state
 from qkv.models import Model, tasks
 from qkv.text._chat_template import render
 
@@ -233,8 +234,7 @@ class Terminal:
 
     def sleeps(self) -> None:
         """Wait until the process sleeps, so that `input` is in the call that a signal ends."""
-        state = Path(f"/proc/{self.process.pid}/stat")
-        while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "S":
+        while Path("/proc").exists() and state(self.process.pid) != "S":
             assert self.process.poll() is None
             time.sleep(0.01)
 

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 import qkv
 from qkv.serve.app import create_app
 
-from .conftest import Served, serve
+from .conftest import Served, serve, wait_until
 
 TEXT = "I sat on the bank of the river."
 BODY = json.dumps({"input": TEXT}).encode()
@@ -264,7 +264,7 @@ def test_a_stopped_server_answers_the_requests_that_it_received(keep: bool) -> N
     with serve("--model", "minilm") as server:
         load = Load(server, 64, keep)
         load.start()
-        need(lambda: load.found["answered"] > 300, "the clients are answered")
+        wait_until(lambda: load.found["answered"] > 300, "the clients are answered")
         load.ending = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         load.wait()
@@ -283,15 +283,6 @@ def test_a_second_signal_ends_a_server_at_once() -> None:
             server.process.send_signal(signal.SIGTERM)
             time.sleep(0.3)
         server.process.wait(HALF_SENT + 10)
-
-
-def need(true: Callable[[], bool], what: str) -> None:
-    """Wait until a condition is true, for at most a minute."""
-    for _ in range(6000):
-        if true():
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"not in time: {what}")
 
 
 # --- an error in the thread that computes
