@@ -84,7 +84,7 @@ OLDEST := src/qkv/ops src/qkv/attend src/qkv/text src/qkv/trace tests/ops tests/
 oldest: $(OLDEST_VENV)/.oldest ## test with the oldest packages that pyproject.toml allows (own environment)
 	$(OLDEST_VENV)/bin/python -m pytest -n $$($(MORE) 4) --dist worksteal $(OLDEST)
 
-attack: $(VENV)/.dev ## test memory, interrupts, damaged models, random arguments: 2,000 new cases each time (SEED=7 repeats a run; CI has 400 fixed cases)
+attack: $(VENV)/.dev ## test memory, interrupts, damaged models, random arguments: 2,000 new cases each time (SEED=7 repeats a run; CI has some of 400 fixed cases)
 	@seed=$(or $(SEED),$(if $(CI),,$$(date +%s))); echo "SEED=$$seed"; \
 	QKV_ATTACK=$$seed $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m attack tests
 
@@ -134,7 +134,7 @@ judge: $(VENV)/.dev ## judge 297 defective and 178 correct kernels with `qkv con
 	PYTHONPATH=tests $(BIN)/python -m marking.conformance.trial.judging
 
 docs: $(VENV)/.docs $(VENV)/.smollm2 ## build the documentation, executing every page and the notebooks of the course; test the scripts in training/
-	$(BIN)/sphinx-build -E -W --keep-going --quiet -b html docs docs/_build/html
+	$(BIN)/sphinx-build -j auto -E -W --keep-going --quiet -b html docs docs/_build/html
 	$(BIN)/python -m pytest --quiet -n auto --maxprocesses 4 --dist worksteal tests/course tests/training
 	@echo "docs/_build/html/index.html"
 
@@ -162,7 +162,7 @@ try-nbgrader: nbgrader $(NBGRADER_VENV)/.nbgrader ## release, hand in, grade and
 
 site: $(VENV)/.docs ## build the documentation with its live pages, for any static host or to open from a disk: build/site
 	rm -rf build/site
-	$(BIN)/sphinx-build -E -W --keep-going --quiet -b html -d build/doctrees docs build/site
+	$(BIN)/sphinx-build -j auto -E -W --keep-going --quiet -b html -d build/doctrees docs build/site
 	rm -f build/site/.buildinfo
 	touch build/site/.nojekyll
 	QKV_SITE=build/site $(BIN)/python -m pytest --quiet tests/course/test_site.py
