@@ -10,6 +10,8 @@ import torch
 from .families import FAMILIES, Family
 from .models import compare_all
 
+pytestmark = pytest.mark.unsampled  # CI compares every family
+
 PAIRS = [
     pytest.param(family, kind, name, id=f"{kind.__name__}-{name}")
     for family in FAMILIES.values()
