@@ -134,7 +134,7 @@ judge: $(VENV)/.dev ## judge 297 defective and 178 correct kernels with `qkv con
 	PYTHONPATH=tests $(BIN)/python -m marking.conformance.trial.judging
 
 docs: $(VENV)/.docs $(VENV)/.smollm2 ## build the documentation, executing every page and the notebooks of the course; test the scripts in training/
-	$(BIN)/sphinx-build -j auto -E -W --keep-going --quiet -b html docs docs/_build/html
+	$(BIN)/sphinx-build -E -W --keep-going --quiet -b html docs docs/_build/html
 	$(BIN)/python -m pytest --quiet -n auto --maxprocesses 4 --dist worksteal tests/course tests/training
 	@echo "docs/_build/html/index.html"
 
@@ -162,7 +162,7 @@ try-nbgrader: nbgrader $(NBGRADER_VENV)/.nbgrader ## release, hand in, grade and
 
 site: $(VENV)/.docs ## build the documentation with its live pages, for any static host or to open from a disk: build/site
 	rm -rf build/site
-	$(BIN)/sphinx-build -j auto -E -W --keep-going --quiet -b html -d build/doctrees docs build/site
+	$(BIN)/sphinx-build -E -W --keep-going --quiet -b html -d build/doctrees docs build/site
 	rm -f build/site/.buildinfo
 	touch build/site/.nojekyll
 	QKV_SITE=build/site $(BIN)/python -m pytest --quiet tests/course/test_site.py

@@ -235,8 +235,6 @@ def leave_out_private(app, what, name, thing, options, signature, returned):
 def setup(app):
     """Register the functions above; Sphinx calls this function after reading the configuration."""
     live.setup(app)
-    # it does not say so, but it only copies files at the end: several processes may read pages
-    app.extensions["sphinx-mathjax-offline"].parallel_read_safe = True
     app.connect("autodoc-process-signature", leave_out_private)
     app.connect("source-read", fill_in)
     app.connect("html-page-context", tag_index)
