@@ -122,8 +122,9 @@ def test_a_pool_that_is_gone(model):
     model.encode(["a"], pool=pool)
     [worker] = pool._executor._processes
     os.kill(worker, signal.SIGKILL)
-    with pytest.raises(RuntimeError, match="encode: a process of the pool ended"):
-        model.encode(["a"] * 3, pool=pool)
+    for _ in range(2):  # the second time, no text can be sent to a process
+        with pytest.raises(RuntimeError, match="encode: a process of the pool ended"):
+            model.encode(["a"] * 3, pool=pool)
     pool.close()
     assert not os.path.exists(folder)
     with pytest.raises(RuntimeError, match="encode: the pool was closed"):

@@ -61,6 +61,7 @@ class Pool:
         except BaseException:
             self._folder.cleanup()
             raise
+        self._closed = False
         threads = max(1, get_num_threads() // self.processes)
         limits = [route.max_seq_length for route in model.all_routes()]
         self._executor = ProcessPoolExecutor(
@@ -78,6 +79,7 @@ class Pool:
 
     def close(self) -> None:
         """End the processes, and remove the files that the processes read."""
+        self._closed = True
         self._executor.shutdown(cancel_futures=True)
         self._folder.cleanup()
 
@@ -103,15 +105,14 @@ class Pool:
             size = min(MAX_CHUNK, math.ceil(len(texts) / self.processes / CHUNKS) or 1)
         size = whole_number(size, name="chunk_size", least=1)
         starts = range(0, len(texts), size)
-        try:
-            waiting = [
-                self._executor.submit(_encode, texts[first : first + size], first, options)
-                for first in starts
-            ]
-        except RuntimeError as error:
-            raise invalid(RuntimeError, "the pool was closed: start a new one") from error
+        if self._closed:
+            raise invalid(RuntimeError, "the pool was closed: start a new one")
         cut, chunks = Cut(encoder.limit), []
+        waiting: list[Any] = []
         try:
+            for first in starts:  # a pool whose process died refuses this too
+                part = texts[first : first + size]
+                waiting.append(self._executor.submit(_encode, part, first, options))
             with progress("encode", len(texts), show) as advance:
                 for first, future in zip(starts, waiting, strict=True):
                     vectors, chunk_cut = future.result()
