@@ -69,6 +69,7 @@ def test_many_tokens(name: str, backend: str) -> None:
             os.path.dirname(os.path.dirname(qkv.__file__)),
             str(tokens),
         ],
+        env={**os.environ, "QKV_NUM_THREADS": "2"},  # each thread has memory of its own
         capture_output=True,
         text=True,
         check=False,

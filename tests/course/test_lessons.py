@@ -48,9 +48,20 @@ def run(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     with tempfile.TemporaryDirectory() as folder:  # live views write pages into this folder
         shutil.copy(notebooks.BOOK, folder)
         resources = {"metadata": {"path": folder}}
-        NotebookClient(
-            notebook, timeout=300, iopub_timeout=60, kernel_name="python3", resources=resources
-        ).execute()
+        options = {
+            "timeout": 300,
+            "startup_timeout": 300,
+            "iopub_timeout": 60,
+            "kernel_name": "python3",
+            "resources": resources,
+        }
+        try:
+            NotebookClient(notebook, **options).execute()
+        except RuntimeError as error:
+            # another process took a port between its choice and the kernel's start
+            if "died before replying" not in str(error):
+                raise
+            NotebookClient(notebook, **options).execute()
     return notebook
 
 

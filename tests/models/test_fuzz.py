@@ -18,7 +18,7 @@ import pytest
 
 from qkv.models import load
 
-from .fuzzing import IDS, PLAIN, check, read_by_the_library
+from .fuzzing import IDS, ONE_THREAD, PLAIN, check, read_by_the_library
 from .small_models import CONFIGS, write_small
 from .support import Folder
 
@@ -87,7 +87,7 @@ def test_damaged_files_end_in_an_error_or_in_a_right_model(tmp_path):
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-m", "models.fuzzing", str(tmp_path), *CASES],
         cwd=TESTS,
-        env={**os.environ, "RUST_BACKTRACE": "0", "QKV_NUM_THREADS": "1"},
+        env={**os.environ, "RUST_BACKTRACE": "0", **ONE_THREAD},
         capture_output=True,
         text=True,
         timeout=600,

@@ -136,5 +136,8 @@ def test_shown_features_fire_at_their_kept_examples(decoder: qkv.Model, texts: l
     for one in reading["shown"]:
         best, kept = found.examples(one["feature"])[0], one["examples"][0]
         assert best.value == pytest.approx(kept["value"], abs=0.05)
-        assert (best.number, best.position) == (kept["text"], kept["position"])
+        assert best.position == kept["position"]
+        # texts that begin with the same token have the same value there, up to rounding
+        tied = one["examples"][1]["value"] == kept["value"]
+        assert tied or best.number == kept["text"]
         assert one["density"] == pytest.approx(found.density[one["feature"]], abs=2e-4)

@@ -18,6 +18,7 @@ from qkv.models.families._rope import read_rotary
 from qkv.models.files._tensors import Tensors
 from qkv.models.files.config import Config
 
+from ..fuzzing import ONE_THREAD
 from ..small_models import CONFIGS, write_small
 from ..support import CONFIG, Folder, bert_tensors, tokenizer_json
 
@@ -736,6 +737,7 @@ def test_rules_that_would_fill_the_memory_are_not_run(tmp_path):
         folders.append((str(folder.path), part))
     done = subprocess.run(
         [sys.executable, "-c", BOMBS, *(path for path, _ in folders)],
+        env={**os.environ, **ONE_THREAD},
         capture_output=True,
         text=True,
         timeout=300,
