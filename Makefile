@@ -84,7 +84,7 @@ OLDEST := src/qkv/ops src/qkv/attend src/qkv/text src/qkv/trace tests/ops tests/
 oldest: $(OLDEST_VENV)/.oldest ## test with the oldest packages that pyproject.toml allows (own environment)
 	$(OLDEST_VENV)/bin/python -m pytest -n $$($(MORE) 4) --dist worksteal $(OLDEST)
 
-attack: $(VENV)/.dev ## test memory, interrupts, damaged models, random arguments: 2,000 new cases each time (SEED=7 repeats a run; CI has some of 400 fixed cases)
+attack: $(VENV)/.dev ## test memory, interrupts, damaged models, random arguments: 2,000 new cases each time (SEED=7 repeats a run; CI has 400 fixed cases)
 	@seed=$(or $(SEED),$(if $(CI),,$$(date +%s))); echo "SEED=$$seed"; \
 	QKV_ATTACK=$$seed $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m attack tests
 

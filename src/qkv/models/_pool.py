@@ -20,6 +20,10 @@ from qkv.signals import end_with_parent
 
 MAX_CHUNK = 5000  # The default chunk size is at most this number, as in sentence-transformers.
 CHUNKS = 10  # Chunks per process. Small chunks keep all processes busy until the end.
+ENDED = (
+    "a process of the pool ended unexpectedly: create the pool under "
+    'if __name__ == "__main__", and check that there is enough memory'
+)
 
 
 class Pool:
@@ -79,7 +83,7 @@ class Pool:
 
     def close(self) -> None:
         """End the processes, and remove the files that the processes read."""
-        self._closed = True
+        self._closed = True  # an executor whose process died does not say that it was closed
         self._executor.shutdown(cancel_futures=True)
         self._folder.cleanup()
 
@@ -105,14 +109,17 @@ class Pool:
             size = min(MAX_CHUNK, math.ceil(len(texts) / self.processes / CHUNKS) or 1)
         size = whole_number(size, name="chunk_size", least=1)
         starts = range(0, len(texts), size)
-        if self._closed:
-            raise invalid(RuntimeError, "the pool was closed: start a new one")
-        cut, chunks = Cut(encoder.limit), []
-        waiting: list[Any] = []
         try:
-            for first in starts:  # a pool whose process died refuses this too
-                part = texts[first : first + size]
-                waiting.append(self._executor.submit(_encode, part, first, options))
+            waiting = [
+                self._executor.submit(_encode, texts[first : first + size], first, options)
+                for first in starts
+            ]
+        except RuntimeError as error:
+            if isinstance(error, BrokenProcessPool) and not self._closed:
+                raise invalid(RuntimeError, ENDED) from error
+            raise invalid(RuntimeError, "the pool was closed: start a new one") from error
+        cut, chunks = Cut(encoder.limit), []
+        try:
             with progress("encode", len(texts), show) as advance:
                 for first, future in zip(starts, waiting, strict=True):
                     vectors, chunk_cut = future.result()
@@ -120,11 +127,7 @@ class Pool:
                     cut += chunk_cut
                     advance(len(texts[first : first + size]))
         except BrokenProcessPool as error:
-            raise invalid(
-                RuntimeError,
-                "a process of the pool ended unexpectedly: create the pool under "
-                'if __name__ == "__main__", and check that there is enough memory',
-            ) from error
+            raise invalid(RuntimeError, ENDED) from error
         finally:
             for future in waiting:
                 future.cancel()

@@ -381,8 +381,8 @@ def test_a_layer_of_any_kind_is_walked_to_its_own_output(kind: str, head: int) -
     x = normal(5, 8)
     view = walk(layer, 0, head % layer.num_heads, x=x, tokens=list("abcde"), **options)
     names = run_lines(view)
-    assert view.difference < 1e-13
-    np.testing.assert_allclose(names[view.steps[-1].name], layer(x, **options), atol=1e-13)
+    assert view.difference < 1e-14
+    np.testing.assert_allclose(names[view.steps[-1].name], layer(x, **options), atol=1e-14)
     last = "hook_attn_out" if layer.output_dim == 8 and "out" in names else "attn.hook_z"
     assert view.walk.own_name == f"blocks.0.{last}"
 
@@ -439,7 +439,7 @@ def test_an_offset_in_self_attention_appears_in_the_lines() -> None:
     codes = "\n".join(step.code for step in view.steps)
     assert "np.tri(T, T, 1, dtype=bool)" in codes
     assert "np.arange(1, 1 + T)" in codes
-    assert view.difference < 1e-13
+    assert view.difference < 1e-14
 
 
 @pytest.mark.parametrize("norm", [LayerNorm, RMSNorm])
