@@ -28,7 +28,7 @@ from .plain import plain_bert_of, plain_gpt2, plain_llama
 from .small_models import CONFIGS, write_small
 from .support import Folder
 
-SECONDS = 60  # time limit of a case; most cases take 0.01 s
+SECONDS = 20  # time limit of a case; most cases take 0.01 s
 MEMORY = 6 * 2**30  # limit of the address space in bytes; libraries use most of it
 # each thread of a library takes part of the address space
 ONE_THREAD = dict.fromkeys(("QKV_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
