@@ -1,6 +1,7 @@
 """Tests of QKV_SAMPLE, with which CI runs a part of the long tables."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -27,9 +28,7 @@ def test_alone(): pass
 
 def collected(folder: Path, sample: str, *options: str) -> list[str]:
     """Return the names of the items that pytest collects from TESTS, with this conftest."""
-    folder.joinpath("conftest.py").write_text(
-        Path(__file__).with_name("conftest.py").read_text("utf-8"), "utf-8"
-    )
+    shutil.copy(Path(__file__).with_name("conftest.py"), folder)
     folder.joinpath("pytest.ini").write_text("[pytest]\nmarkers =\n attack\n unsampled\n")
     folder.joinpath("test_it.py").write_text(TESTS)
     run = subprocess.run(
