@@ -88,7 +88,7 @@ attack: $(VENV)/.dev ## test memory, interrupts, damaged models, random argument
 	@seed=$(or $(SEED),$(if $(CI),,$$(date +%s))); echo "SEED=$$seed"; \
 	QKV_ATTACK=$$seed $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m attack tests
 
-check: $(VENV)/.dev ## check style, format, types and the house rules
+check: $(VENV)/.dev ## check style, format, types and the house rules, and count the lines of code
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -98,6 +98,7 @@ check: $(VENV)/.dev ## check style, format, types and the house rules
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 	$(BIN)/python -m pytest --quiet tests/test_house.py tests/test_identifiers.py tests/test_extras.py
+	@$(BIN)/python .ci/count.py
 
 bundles: $(ESBUILD)/.esbuild ## bundle the scripts of the pages, after a change in src/qkv/see/page/assets (npm)
 	$(PYTHON) .ci/bundles.py
