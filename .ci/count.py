@@ -16,7 +16,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def python(text: str) -> int:
-    """Count the lines of a Python file that are not blank, and neither a comment nor a docstring."""
+    """Count the lines of Python that are neither blank nor a comment nor a docstring."""
     strings: set[int] = set()
     docstrings: set[int] = set()
     for node in ast.walk(ast.parse(text)):

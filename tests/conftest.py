@@ -2,17 +2,21 @@
 
 import gc
 import os
+import re
 import signal
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.doctest import DoctestModule
 from hypothesis import settings
 from threadpoolctl import threadpool_limits
 
 from qkv.ops.kernel import BACKENDS
+from seconds import name, slow_cases
 
 # Set these variables before a test imports a module that reads them.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -30,28 +34,80 @@ for _name, _usual in (("INT", signal.default_int_handler), ("HUP", None), ("QUIT
 gc.disable()
 
 
-@pytest.hookimpl(trylast=True)  # after -m and -k have selected
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With QKV_SAMPLE=4, run the first item of each test and about a fourth of its other items.
+class _Examples:
+    """A plugin that searches for examples only in files with ">>>", also outside this folder."""
 
-    The same items run each time, because a checksum of an item's name decides. A test with the mark
-    `unsampled` runs all its items.
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collect_file(self, file_path: Path) -> Iterator[None]:
+        found: Any = yield
+        if file_path.suffix == ".py" and ">>>" not in file_path.read_text("utf-8"):
+            found = [it for it in found if not isinstance(it, DoctestModule)]
+        return found
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the plugin; without it, a third of the time of the collection is lost."""
+    config.pluginmanager.register(_Examples())
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Add the mark `slow` to the cases that .ci/seconds.txt names."""
+    if name(item.nodeid) in slow_cases():
+        item.add_marker("slow")
+
+
+def _selects(config: pytest.Config) -> Callable[[set[str]], bool]:
+    """Return whether `-m` selects an item with these marks; of `or` and parentheses, say yes."""
+    terms = [term.split() for term in config.option.markexpr.split(" and ") if term]
+    if any(len(term) > 2 or "(" in term[-1] for term in terms):
+        return lambda marks: True
+    return lambda marks: all((name in marks) != bool(no) for *no, name in terms)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not read a file whose every test has a mark that `-m` leaves out."""
+    named = {Path(arg.partition("::")[0]).resolve() for arg in config.args}
+    if collection_path.match("test_*.py") and collection_path not in named:
+        text = collection_path.read_text("utf-8")
+        marks = re.findall(r"^pytestmark = pytest\.mark\.(attack|slow)$", text, re.MULTILINE)
+        if marks and "not " + marks[0] in config.option.markexpr:
+            return True
+    return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """Run a test on each backend, and leave cases out before pytest makes an item of each.
+
+    The backend's name is part of the item's name: `test_scale[numpy]` or `test_heads[numpy-3]`.
+    Backends other than the best one and NumPy have the mark `slow`.
+
+    Cases that `-m` does not select are left out. With QKV_SAMPLE=4, the first case of each test and
+    about a fourth of its other cases remain. The same cases run each time, because a checksum of
+    the case's name decides. A test with the mark `unsampled` keeps all its cases.
     """
-    sample = int(os.environ.get("QKV_SAMPLE") or 1)
-    tests: set[str] = set()
-    run, left = [], []
-    for item in items:
-        test = item.nodeid.partition("[")[0]
-        chosen = (
-            test not in tests
-            or zlib.crc32(item.nodeid.encode()) % sample == 0
-            or item.get_closest_marker("unsampled") is not None
-        )
-        tests.add(test)
-        (run if chosen else left).append(item)
-    if left:
-        items[:] = run
-        config.hook.pytest_deselected(items=left)
+    names = set(metafunc.fixturenames)
+    if "backend" in names and "best_backend_alone" not in names:
+        metafunc.parametrize("backend", [_backend(it) for it in BACKENDS], indirect=True)
+    yield
+    selects = _selects(metafunc.config)
+    own = {mark.name for mark in metafunc.definition.iter_markers()}
+    sample = 1 if "unsampled" in own else int(os.environ.get("QKV_SAMPLE") or 1)
+    kept = []
+    for case in metafunc._calls:
+        case_name = name(f"{metafunc.definition.nodeid}[{case.id}]")
+        marks = own | {mark.name for mark in case.marks}
+        marks |= {"slow"} if case_name in slow_cases() else set()
+        drawn = not kept or zlib.crc32(case_name.encode()) % sample == 0
+        if drawn and selects(marks):
+            kept.append(case)
+    metafunc._calls[:] = kept or metafunc._calls[:1]  # `-m` leaves out the last one
+
+
+def _backend(backend: str) -> Any:
+    return pytest.param(
+        backend, marks=() if backend in (BACKENDS[0], "numpy") else pytest.mark.slow
+    )
 
 
 def pytest_collection_finish() -> None:
@@ -111,13 +167,6 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def best_backend_alone() -> None:
     """Run a test on the fastest backend only, in a folder whose tests run on every backend."""
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Add the backend's name to the item's name: `test_scale[numpy]` or `test_heads[numpy-3]`."""
-    names = set(metafunc.fixturenames)
-    if "backend" in names and "best_backend_alone" not in names:
-        metafunc.parametrize("backend", BACKENDS, indirect=True)
 
 
 @pytest.fixture(autouse=True)
