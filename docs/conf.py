@@ -5,7 +5,9 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 import tomllib
+import uuid
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +19,7 @@ import click
 import matplotlib.font_manager  # noqa: F401
 import nbformat
 from docutils import nodes
+from nbclient import NotebookClient
 from sphinx import addnodes
 from sphinx.util.inspect import TypeAliasForwardRef
 
@@ -232,9 +235,20 @@ def leave_out_private(app, what, name, thing, options, signature, returned):
     return None
 
 
+def talk_over_files(client, create=NotebookClient.create_kernel_manager):
+    """Let a kernel use sockets in a folder: two processes might choose the same ports."""
+    manager = create(client)
+    manager.transport = "ipc"
+    manager.ip = str(Path(tempfile.gettempdir(), f"kernel-{uuid.uuid4().hex}"))
+    return manager
+
+
 def setup(app):
     """Register the functions above; Sphinx calls this function after reading the configuration."""
     live.setup(app)
+    NotebookClient.create_kernel_manager = talk_over_files
+    # it does not say so, but it only copies files at the end: several processes may read pages
+    app.extensions["sphinx-mathjax-offline"].parallel_read_safe = True
     app.connect("autodoc-process-signature", leave_out_private)
     app.connect("source-read", fill_in)
     app.connect("html-page-context", tag_index)
