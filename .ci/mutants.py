@@ -1,0 +1,200 @@
+"""Change src in one place at a time, and say which tests notice: `make mutants`.
+
+    python .ci/mutants.py PYTHON PARITY_PYTHON [--seed N] [--count N] [--survivors]
+
+A mutant changes a comparison, an operator, a constant, a condition or a returned value of a
+function. The seed draws the functions, from each package in turn, and the change in each function.
+The mutants of the kernel are the lines of .ci/kernel_mutants.txt. `make test` kills a mutant, or
+another target of `.ci/run`, or only cases that `.ci/run` leaves out; or the mutant stays alive.
+The results are lines of build/mutants.jsonl; --survivors tries the living mutants again.
+"""
+
+import argparse
+import ast
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "build/mutants.jsonl"
+COMPARE = {
+    **{"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="},
+    **{"in": "not in", "not in": "in", "is": "is not", "is not": "is"},
+}
+OPERATE = {"+": "-", "-": "+", "*": "+", "/": "*", "//": "/", "%": "//", "@": "*", "**": "*"}
+OPERATE |= {"&": "|", "|": "&", "<<": ">>", ">>": "<<"}
+MINUTES = 10  # for the cases that .ci/run leaves out
+
+
+class Mutant(NamedTuple):
+    """A change: the bytes from `start` to `end` of a file become `text`."""
+
+    path: str
+    line: int
+    start: int
+    end: int
+    old: str
+    text: str
+
+
+def changes(source: str, function: ast.FunctionDef) -> Iterator[tuple[int, int, str]]:
+    """Yield each change in a function: where the old text begins and ends, and the new text."""
+    starts = [0]
+    for line in source.encode().splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+
+    def at(node: ast.AST) -> tuple[int, int]:
+        begin, end = node.lineno, node.end_lineno  # type: ignore[attr-defined]
+        first, last = node.col_offset, node.end_col_offset  # type: ignore[attr-defined]
+        return starts[begin - 1] + first, starts[end - 1] + last
+
+    def between(left: ast.AST, right: ast.AST, table: dict[str, str]) -> Iterator[tuple]:
+        begin, end = at(left)[1], at(right)[0]
+        text = source.encode()[begin:end].decode()
+        if (found := text.strip(" ()\n")) in table:
+            yield begin, end, text.replace(found, table[found])
+
+    for node in (it for statement in function.body for it in ast.walk(statement)):
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            yield from between(node.left, node.comparators[0], COMPARE)
+        elif isinstance(node, ast.BinOp):
+            yield from between(node.left, node.right, OPERATE)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float):
+            value = not node.value if isinstance(node.value, bool) else node.value + 1
+            yield *at(node), repr(value)
+        elif isinstance(node, ast.If | ast.IfExp | ast.While):
+            begin, end = at(node.test)
+            yield begin, end, f"not ({source.encode()[begin:end].decode()})"
+        elif isinstance(node, ast.Return) and node.value is not None:
+            yield *at(node.value), "None"
+
+
+def drawn(seed: int, count: int) -> list[Mutant]:
+    """Draw mutants of Python code: one a function, from each package of src in turn."""
+    rng = random.Random(seed)
+    functions: dict[str, list[tuple[Path, ast.FunctionDef]]] = {}
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        package = path.relative_to(ROOT / "src").parts[:-1][:2]
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                functions.setdefault("/".join(package), []).append((path, node))
+    for found in functions.values():
+        rng.shuffle(found)
+    mutants: list[Mutant] = []
+    while len(mutants) < count:
+        for found in functions.values():
+            path, node = found.pop() if found else (None, None)
+            possible = [*changes(path.read_text("utf-8"), node)] if path and node else []
+            if possible and len(mutants) < count:
+                start, end, text = rng.choice(possible)
+                source, name = path.read_bytes(), str(path.relative_to(ROOT))
+                line = source[:start].count(b"\n") + 1
+                mutants.append(Mutant(name, line, start, end, source[start:end].decode(), text))
+    return mutants
+
+
+def in_kernel() -> list[Mutant]:
+    """Read the mutants of the kernel: each line has a file, the old text and the new text."""
+    mutants = []
+    for line in Path(__file__).with_name("kernel_mutants.txt").read_text("utf-8").splitlines():
+        name, old, text = line.split("\t")
+        source = (ROOT / name).read_text("utf-8")
+        if source.count(old) != 1:
+            sys.exit(f"mutants: {name} has {source.count(old)} times {old!r}, not once")
+        before = source[: source.index(old)]
+        start, number = len(before.encode()), before.count("\n") + 1
+        mutants.append(Mutant(name, number, start, start + len(old.encode()), old, text))
+    return mutants
+
+
+def stages(mutant: Mutant, python: str, parity: str) -> Iterator[tuple[str, int, list[str]]]:
+    """Yield who may notice, the sample, and the options of pytest; the likeliest first."""
+    own = [str(path) for path in [ROOT / "tests" / Path(mutant.path).parts[2]] if path.is_dir()]
+    marking = ["tests/marking", "src/qkv_marking"]
+    if own:
+        yield "make test", 1, [python, *own]
+    yield "make test", 1, [python]
+    if "qkv_marking" in mutant.path:
+        yield ".ci/run", 1, [python, *marking]
+    for options in (["-m", "slow and not attack"], ["-m", "attack"]):
+        yield ".ci/run", 4, [python, *options, "src", "tests", *marking]
+    yield ".ci/run", 4, [parity, "tests/parity"]
+    for folder in ("serve", "browser", "scale", "course"):
+        yield ".ci/run", 4, [python, f"tests/{folder}"]
+    yield "everything", 1, [python, "-m", "", *(own or marking)]
+    yield "everything", 1, [parity, "-m", "", "tests/parity"]
+
+
+def judge(mutant: Mutant, clone: Path, python: str, parity: str) -> str:
+    """Apply a mutant to the clone, run the tests, and return who notices."""
+    path = clone / mutant.path
+    before = path.read_bytes()
+    path.write_bytes(before[: mutant.start] + mutant.text.encode() + before[mutant.end :])
+    src = clone / "src"
+    try:
+        if mutant.path.startswith("native/"):
+            build = ["cmake", "-S", "native", "-B", "build/kernel", "-DQKV_VARIANTS=own"]
+            for command in (build, ["cmake", "--build", "build/kernel", "-j2"]):
+                if subprocess.run(command, cwd=clone, capture_output=True).returncode:
+                    return "the compiler"
+            shutil.copy(clone / "build/kernel/_kernel.abi3.so", src / "qkv")
+        for who, sample, (runner, *options) in stages(mutant, python, parity):
+            env = os.environ | {"PYTHONPATH": str(src), "QKV_SAMPLE": str(sample)}
+            command = [runner, "-m", "pytest", "-qx", "-n2", "-p", "no:cacheprovider"]
+            limit = 60 * MINUTES if who == "everything" else 3600
+            try:
+                done = subprocess.run(
+                    [*command, *options], cwd=clone, env=env, capture_output=True, timeout=limit
+                )
+            except subprocess.TimeoutExpired:
+                continue
+            if done.returncode not in (0, 5):  # 5: no test was collected
+                return who
+        return "nobody: alive"
+    finally:
+        path.write_bytes(before)
+
+
+def main() -> None:
+    """Judge the mutants, print a line for each, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("python")
+    parser.add_argument("parity")
+    parser.add_argument("--seed", type=int, default=80)
+    parser.add_argument("--count", type=int, default=50)
+    parser.add_argument("--survivors", action="store_true")
+    given = parser.parse_args()
+    if given.survivors:
+        lines = [json.loads(line) for line in RESULTS.read_text("utf-8").splitlines()]
+        mutants = [Mutant(*row["mutant"]) for row in lines if row["killed by"].startswith("nobody")]
+    else:
+        mutants = [*drawn(given.seed, given.count), *in_kernel()]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        clone = Path(folder, "qkv")
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+        for kernel in (ROOT / "src/qkv").glob("_kernel.*.so"):
+            shutil.copy(kernel, clone / "src/qkv")
+        for mutant in mutants:
+            begin = time.monotonic()
+            who = judge(mutant, clone, *(str(ROOT / it) for it in (given.python, given.parity)))
+            rows.append({"mutant": mutant, "killed by": who})
+            where = f"{mutant.path}:{mutant.line}"
+            change = f"{mutant.old.strip()[:40]} -> {mutant.text.strip()[:40]}"
+            print(f"{who:14} {time.monotonic() - begin:5.0f} s  {where}  {change!r}", flush=True)
+            RESULTS.parent.mkdir(exist_ok=True)
+            RESULTS.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    print(*(f"{n} {who}" for who, n in Counter(row["killed by"] for row in rows).items()), sep=", ")
+
+
+if __name__ == "__main__":
+    main()
