@@ -108,14 +108,14 @@ attack: $(VENV)/.dev ## test memory, interrupts, damaged models, random argument
 check: $(VENV)/.dev ## check style, format, types and the house rules, and count the lines of code
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
 	$(BIN)/yamllint --strict .github .pre-commit-config.yaml CITATION.cff
 	$(BIN)/zizmor --offline --quiet .github
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
-	$(BIN)/python -m pytest --quiet tests/test_house.py tests/test_identifiers.py tests/test_extras.py
-	@$(BIN)/python .ci/count.py
+	@echo mypy, and the house rules; $(BIN)/mypy & mypy=$$!; \
+	$(BIN)/python -m pytest --quiet tests/test_house.py tests/test_identifiers.py tests/test_extras.py && \
+	$(BIN)/python .ci/count.py; rules=$$?; wait $$mypy && exit $$rules
 
 bundles: $(ESBUILD)/.esbuild ## bundle the scripts of the pages, after a change in src/qkv/see/page/assets (npm)
 	$(PYTHON) .ci/bundles.py
