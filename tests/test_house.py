@@ -171,7 +171,6 @@ AT_THE_TOP = {
 # comment that begins with "# State:" gives the reason for each of them.
 STATE = {
     "qkv.attend._tiled": {"_buffers"},
-    "qkv.integrations._record": {"CURRENT", "REGISTERED"},
     "qkv.models.families._registry": {"FAMILIES"},
     "qkv.models._pool": {"_model"},
     "qkv.models.run.truncation": {"_counted"},
@@ -756,7 +755,6 @@ PRIVATE = {
 # Files that read private names of torch because torch has no public names for the same things.
 TORCH = {
     "qkv.integrations._tensors",
-    "qkv.integrations.transformers",
     "qkv.integrations._transformers_masks",
 }
 

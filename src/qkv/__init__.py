@@ -21,7 +21,6 @@ from qkv.trace import Trace
 
 if TYPE_CHECKING:
     from qkv.findings import Finding, finding, publish
-    from qkv.integrations._record import record
     from qkv.models import Model, ModelError, load
     from qkv.see import compare, head_view, image_view, play, plot_shift, replay, show, walk
     from qkv_marking import check, conform
@@ -55,7 +54,6 @@ __all__ = [
     "play",
     "plot_shift",
     "publish",
-    "record",
     "replay",
     "self_attention",
     "set_num_threads",
@@ -96,7 +94,6 @@ _LATER = {
     "finding": "qkv.findings",
     "load": "qkv.models",
     "publish": "qkv.findings",
-    "record": "qkv.integrations._record",
 }
 
 

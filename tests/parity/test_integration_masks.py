@@ -17,8 +17,16 @@ from qkv.integrations.transformers import attend, register
 
 from .models import double, scatter
 from .test_integration import DECODERS, MIXED, SIZES, generated, mask_of, near, words
-from .test_integration_record import TEXT, VISION
 
+VISION = {
+    "hidden_size": 48,
+    "intermediate_size": 70,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "image_size": 24,
+    "patch_size": 6,
+}
+TEXT = SIZES | {"num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 8}
 WINDOWS = TEXT | MIXED | {"layer_types": MIXED["layer_types"][:2], "sliding_window": 5}
 GEMMA = WINDOWS | {"query_pre_attn_scalar": 7}
 GEMMA4 = WINDOWS | {"use_bidirectional_attention": "vision", "global_head_dim": 8}

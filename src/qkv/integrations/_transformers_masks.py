@@ -63,11 +63,6 @@ class MaskOptions:
         # (B, 1, L, S), for a mask that no other option describes
         self.visible = _masking().sdpa_mask(**self.request) if None in self.windows else None
 
-    @property
-    def is_causal(self) -> bool:
-        """Whether attention is causal (no query sees later positions)."""
-        return any(window is not None and window[1] == 0 for window in self.windows)
-
     @functools.cached_property
     def options(self) -> dict[str, Any]:
         """Arguments of `qkv.attention`."""

@@ -1,21 +1,17 @@
 """qkv as the attention of any Hugging Face transformers model, on a CPU."""
 
 import functools
-import inspect
 import sys
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from qkv._argument_errors import public_call
-from qkv.arrays import Array
 from qkv.attend.arguments import check_call
 from qkv.attend.attention import answer
 from qkv.attend.gradient import attention_grad
 from qkv.extras import need
 from qkv.integrations import _transformers_masks
-from qkv.integrations._record import CURRENT, REGISTERED, Ran
 from qkv.integrations._tensors import as_array, as_tensor, check_readable, torch_module
 
 # A few models pass these arguments to restrict the visible keys. `attend` refuses such calls.
@@ -49,7 +45,6 @@ def register() -> None:
     compiler = need("torch.compiler", "torch")
     utils.AttentionInterface.register("qkv", compiler.disable(attend, reason=OUTSIDE))
     masking.AttentionMaskInterface.register("qkv", _transformers_masks.mask)
-    REGISTERED.add("transformers")
 
 
 def attend(
@@ -91,7 +86,7 @@ def attend(
     name = type(module).__name__
     arguments = (query, key, value, s_aux, position_bias, attention_mask, scaling)
     _check(module, [x for x in arguments if torch.is_tensor(x)], dropout, others)
-    options, numbers, ran = _options(module, query, key, attention_mask, is_causal)
+    options, numbers = _options(module, query, key, attention_mask, is_causal)
     if torch.is_tensor(scaling) and scaling.requires_grad:
         query, scaling = query * scaling.to(query.dtype), 1.0
     elif torch.is_tensor(scaling):
@@ -109,11 +104,11 @@ def attend(
     if torch.is_grad_enabled() and any(x.requires_grad for x in inputs.values()):
         attention, used = _functions()
         sent: list[Any] = []
-        request = name, [*inputs], options, ran, weights, sent
+        request = name, [*inputs], options, weights, sent
         out, pattern = attention.apply(request, *inputs.values())
         return out if pattern is None else used.apply(sent, out, pattern, value), pattern
     arrays = {n: as_array(x) for n, x in inputs.items()}
-    out, pattern, _ = _answer(arrays | options, ran, weights)
+    out, pattern, _ = _answer(name, arrays | options, weights)
     return out, pattern
 
 
@@ -126,9 +121,9 @@ def _functions() -> tuple[Any, Any]:
     torch = torch_module()
 
     def forward(ctx: Any, request: tuple[Any, ...], *inputs: Any) -> Any:
-        name, names, options, ran, weights, sent = request
+        name, names, options, weights, sent = request
         arrays = dict(zip(names, map(as_array, inputs), strict=True))
-        out, pattern, lse = _answer(arrays | options, ran, weights, lse=True)
+        out, pattern, lse = _answer(name, arrays | options, weights, lse=True)
         ctx.request, ctx.sent = (name, names, options), sent
         ctx.save_for_backward(*inputs, out, lse)
         ctx.set_materialize_grads(False)
@@ -212,8 +207,8 @@ def _check(module: Any, inputs: list[Any], dropout: float, others: dict[str, Any
 
 def _options(
     module: Any, query: Any, key: Any, attention_mask: Any, is_causal: bool | None
-) -> tuple[dict[str, Any], Any, Ran]:
-    """Return `(options, mask, ran)`: options of `qkv.attention`, a mask, and a record of the call.
+) -> tuple[dict[str, Any], Any]:
+    """Return `(options, mask)`: options of `qkv.attention`, and a mask.
 
     If the options can describe the visible keys, the mask is None. Otherwise, the mask describes
     the visible keys.
@@ -222,22 +217,19 @@ def _options(
     if attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         if not causal or length == 1:
-            return {}, None, Ran(module)
+            return {}, None
         if length != keys:
             raise ValueError(
                 f"{type(module).__name__} is causal, has {length} queries and {keys} keys, "
                 "and no mask gives the positions of the queries: pass an attention_mask"
             )
-        return {"is_causal": True}, None, Ran(module, is_causal=True)
+        return {"is_causal": True}, None
     if type(attention_mask) is not _transformers_masks.mask_type():
-        # `Ran.mask` must be different for each forward pass. Several passes may share this
-        # `attention_mask`, so it does not identify a pass, and `Ran` is created without a mask.
-        return {}, attention_mask, Ran(module)
+        return {}, attention_mask
     rules: _transformers_masks.MaskOptions = attention_mask.rules
-    ran = Ran(module, attention_mask, rules.start, rules.first_key, rules.is_causal, rules.padding)
     if rules.changed or (rules.length, rules.keys) != (length, keys):
-        return {}, attention_mask + 0, ran
-    return dict(rules.options), None, ran
+        return {}, attention_mask + 0
+    return dict(rules.options), None
 
 
 def _collects_weights() -> bool:
@@ -258,107 +250,19 @@ def _option_of(dropout: float, config: Any) -> str:
     return min(names, key=lambda name: "att" not in name, default="dropout")
 
 
-def _answer(inputs: dict[str, Any], ran: Ran, weights: bool, lse: bool = False) -> tuple[Any, ...]:
+def _answer(
+    name: str, inputs: dict[str, Any], weights: bool, lse: bool = False
+) -> tuple[Any, Any, Any]:
     """Compute attention; `inputs` holds the arguments of `qkv.attention`.
 
     Return `(out, weights, lse)`, where `weights` and `lse` are None if they were not requested.
 
-    The shapes are `(B, L, Hq, dv)`, `(B, Hq, L, S)` and `(B, Hq, L)`. Calls during a backward pass
-    are not recorded: with gradient checkpointing, the backward pass repeats the forward pass.
+    The shapes are `(B, L, Hq, dv)`, `(B, Hq, L, S)` and `(B, Hq, L)`. Errors begin with `name`.
     """
-    with public_call(type(ran.owner).__name__):
+    with public_call(name):
         call = check_call(**inputs)
-    recording = CURRENT.get()
-    pattern = sums = None
-    if (
-        recording is not None
-        and torch_module()._C._current_graph_task_id() == -1
-        and recording.wants(ran.owner)
-    ):
-        out, sums = recording.add(locate_call(ran, inputs["query"], inputs["key"]), call)
-        out = np.ascontiguousarray(np.swapaxes(out, -3, -2))
-        if weights:
-            pattern = answer(call, weights=True)[1]
-    else:
-        *lead, heads, length, size = call.plan.out
-        out = np.empty((*lead, length, heads, size), call.plan.dtype)
-        _, *more = answer(call, weights=weights, lse=lse, out=np.swapaxes(out, -3, -2))
-        pattern = more[0] if weights else None
-        sums = more[-1] if lse else None
-    if pattern is not None:
-        pattern = as_tensor(pattern.astype(call.plan.dtype, copy=False))
-    return as_tensor(out), pattern, None if sums is None else as_tensor(sums)
-
-
-class Running(NamedTuple):
-    """A torch module during a call. The dict `kwargs` is a new object in each call."""
-
-    module: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def argument(self, name: str) -> Any:
-        """Return the argument with this name; None if the caller omitted it."""
-        names = inspect.signature(self.module.forward).parameters
-        return dict(zip(names, self.args, strict=False)).get(name, self.kwargs.get(name))
-
-    @property
-    def vectors(self) -> Any:
-        """The first float tensor among the arguments; None if there is none."""
-        is_tensor = torch_module().is_tensor
-        named = [*(("", x) for x in self.args), *self.kwargs.items()]
-        inputs = (x for name, x in named if is_tensor(x) and "mask" not in name)
-        return next((x for x in inputs if x.is_floating_point() and x.ndim > 1), None)
-
-
-def running(owner: Any) -> list[Running]:
-    """Return the running modules, from `owner` outward to the model; [] if it is not running.
-
-    The modules are read from Python's frames, because torch does not keep a list of running modules
-    and `torch.compile` skips hooks.
-    """
-    code = torch_module().nn.Module._call_impl.__code__
-    frame: Any = sys._getframe()
-    modules: list[Running] = []
-    while frame is not None:
-        if frame.f_code is code:
-            names = frame.f_locals
-            if modules or names["self"] is owner:
-                modules.append(Running(names["self"], names["args"], names["kwargs"]))
-        frame = frame.f_back
-    return modules
-
-
-def locate_call(ran: Ran, query: Array, key: Array) -> Ran:
-    """Return a copy of `ran` with the fields `call`, `part` and `whole`.
-
-    Raises:
-        NotImplementedError: a module splits its input into windows, or joins several inputs into
-            one.
-    """
-    calls = running(ran.owner)
-    if not calls:
-        return ran
-    texts, length = query.shape[0], query.shape[-2]
-    # the part is the innermost module that is a PreTrainedModel
-    model = sys.modules["transformers"].PreTrainedModel
-    last = next((n for n, x in enumerate(calls) if isinstance(x.module, model)), len(calls))
-    inside = calls[: last + 1]
-    for one in inside:
-        vectors = one.vectors
-        if vectors is None or len(vectors) == texts:
-            continue
-        if vectors.ndim > 2 or (texts, length) != (1, len(vectors)):
-            raise NotImplementedError(
-                f"record: {type(one.module).__name__} was given {len(vectors)} rows, but "
-                f"{type(ran.owner).__name__} got {texts} x {length} tokens, so the model split or "
-                "joined its inputs: record a single input, or leave this part out with "
-                "record(module=another part)"
-            )
-    about = {"call": calls[0].kwargs, "part": inside[-1].module, "whole": calls[-1].module}
-    if ran.mask is None and length == key.shape[-2]:  # no qkv mask was passed
-        for mask in (one.argument("attention_mask") for one in inside):
-            if mask is not None and tuple(mask.shape) == (texts, length):
-                about |= {"start": 0, "padding": mask.detach().bool().numpy().copy()}
-                break
-    return replace(ran, mask=calls[-1].kwargs, **about)
+    *lead, heads, length, size = call.plan.out
+    out = np.empty((*lead, length, heads, size), call.plan.dtype)
+    _, *more = answer(call, weights=weights, lse=lse, out=np.swapaxes(out, -3, -2))
+    pattern = as_tensor(more[0].astype(call.plan.dtype, copy=False)) if weights else None
+    return as_tensor(out), pattern, as_tensor(more[-1]) if lse else None

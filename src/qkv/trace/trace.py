@@ -22,7 +22,7 @@ _SETTING = "attention.{}.{}"
 # The arguments of `Trace` that have one entry per text, and the arguments that describe the run.
 _PER_TEXT = ("tokens", "ids", "offsets", "special", "texts")
 _OF_RUN = (
-    *("single", "model", "changed", "last_is_normed", "others"),
+    *("single", "model", "changed", "last_is_normed"),
     *("num_layers", "untrained", "query_heads"),
 )
 _KIND = "qkv.trace"  # The key of the metadata in the file of a `Trace`.
@@ -57,8 +57,6 @@ class Trace:
         last_is_normed: whether the last array of `hidden_states` is the output of the final norm,
             as in `transformers`. For image models, `transformers` returns the array before the
             final norm.
-        others: a dict of the layers whose queries or keys are not the tokens of this trace. Each
-            value describes the layer, for example "cross-attention".
         num_layers: the number of layers of the model; by default the number of kept layers.
         untrained: whether the model's projections of queries and keys are random.
         query_heads: the number of query heads of each layer; by default, it is inferred from the
@@ -83,7 +81,6 @@ class Trace:
         model: str = "",
         changed: Mapping[str, Sequence[Any]] | None = None,
         last_is_normed: bool = True,
-        others: Mapping[int, str] | None = None,
         num_layers: int | None = None,
         untrained: bool = False,
         query_heads: Sequence[int] = (),
@@ -102,7 +99,6 @@ class Trace:
         self.model = model
         self._changed = dict(changed or {})
         self._last_is_normed = last_is_normed
-        self._others = dict(others or {})
         self.untrained = untrained
         self._query_heads = [int(heads) for heads in query_heads]
         # If `tokens` are readable names, the tokens of the only text as the vocabulary spells them.
@@ -269,16 +265,6 @@ class Trace:
         return {name: values for name, values in edits.items() if values}
 
     @property
-    def other_layers(self) -> dict[int, str]:
-        """Descriptions of the layers in which the queries or keys are not the tokens of this trace.
-
-        If `qkv.record` recorded an encoder-decoder, each layer of cross-attention has the
-        description "cross-attention". All other layers of the decoder have the description
-        "the decoder's".
-        """
-        return dict(self._others)
-
-    @property
     def num_layers(self) -> int:
         """The number of layers of the model; if unknown, the number of kept layers."""
         return max(self._num_layers or 0, 1 + max(self.layers, default=-1))
@@ -396,8 +382,7 @@ class Trace:
                 else:
                     options[str(layer)][name] = value
         about = {name: getattr(self, f"_{name}") for name in _PER_TEXT} | self._run()
-        about |= {"others": list(self._others.items()), "settings": options}
-        return arrays, about | {"names": list(self._arrays)}
+        return arrays, about | {"settings": options, "names": list(self._arrays)}
 
     def _run(self) -> dict[str, Any]:
         """Return the arguments of `Trace` that describe the run (model, edits), keyed by name."""
@@ -428,14 +413,12 @@ class Trace:
         for name in sorted(set(arrays) - set(about["names"])):
             _, layer, option = name.split(".", 2)
             settings[int(layer)][option] = arrays[name]
-        others = {int(layer): str(text) for layer, text in about.get("others", ())}
         fields = {name: about[name] for name in (*_PER_TEXT, *_OF_RUN) if name in about}
         arrays = {name: arrays[name] for name in about["names"]}
         if about["tokens"]:
             longest = max(map(len, about["tokens"]))
-            own_layers = {n: a for n, a in arrays.items() if parse(n).layer not in others}
-            activations.check_shapes(own_layers, len(about["tokens"]), longest, longest)
-        return cls(arrays, settings=settings, **fields | {"others": others})
+            activations.check_shapes(arrays, len(about["tokens"]), longest, longest)
+        return cls(arrays, settings=settings, **fields)
 
     @property
     def _one(self) -> bool:
@@ -469,9 +452,7 @@ class Trace:
         length, longest = len(self._tokens[index]), int(self.lengths.max())
         rows = slice(index, index + 1)
         arrays = {
-            name: array[rows]
-            if parse(name).layer in self._others or length == longest
-            else cut(name, array[rows], length, length)
+            name: array[rows] if length == longest else cut(name, array[rows], length, length)
             for name, array in self._arrays.items()
         }
         settings = {

@@ -18,7 +18,6 @@ from qkv.see.analysis._words import (
     FUNCTION_WORDS,
     LEFT_OVER,
     explain_tokens,
-    is_special,
     labels_of,
     name_of,
     quote_words,

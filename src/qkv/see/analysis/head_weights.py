@@ -102,8 +102,6 @@ class Heads:
         name: a name that distinguishes this text from the others in a view.
         text: the original text, if it is known.
         split: the position at which the second of two sentences begins.
-        others: a description of each layer whose queries or keys are not the tokens of this text.
-            Such a layer is not in `layers`.
         num_layers: the number of layers of the model; 0 if it is unknown.
         untrained: whether the parameters that compute queries and keys are random.
     """
@@ -119,7 +117,6 @@ class Heads:
     name: str = ""
     text: str = ""
     split: int | None = None
-    others: Mapping[int, str] = field(default_factory=dict)
     num_layers: int = 0
     untrained: bool = False
 
@@ -331,8 +328,7 @@ def heads_of(trace: Trace, *, parameters: Arrays | None = None, name: str = "") 
         parameters: the model's parameters, which `value_norms` needs.
         name: a name that distinguishes the text from the others in a view.
     """
-    numbers = (layer for layer in range(trace.num_layers) if layer not in trace.other_layers)
-    layers, weights, summary = kept_in(trace, numbers)
+    layers, weights, summary = kept_in(trace, range(trace.num_layers))
     scored = [layer for layer in layers if weights and ("attn_scores", layer) in trace]
     scales = {layer: _scale(trace, layer) for layer in scored}
     return Heads(
@@ -345,7 +341,6 @@ def heads_of(trace: Trace, *, parameters: Arrays | None = None, name: str = "") 
         norms=_norms(trace, layers, parameters or {}),
         name=name,
         text=trace.text,
-        others=trace.other_layers,
         num_layers=trace.num_layers,
         untrained=trace.untrained,
     )

@@ -266,7 +266,7 @@ def scope_of(seen: Heads, layer: Index, head: Index) -> str:
     """Name the heads from which a view chose, for example "all heads of layer 3"."""
     if layer is not None:
         return f"all heads of layer {layer}"
-    every = list(seen.layers) == list(range(max(seen.layers) + 1)) and not seen.others
+    every = list(seen.layers) == list(range(max(seen.layers) + 1))
     layers = "all layers" if every else f"the traced layers ({', '.join(map(str, seen.layers))})"
     return f"{layers} and heads" if head is None else f"head {head} of {layers}"
 
@@ -407,22 +407,12 @@ def checked_head(heads: Heads, layer: Index, head: Index) -> tuple[Index, Index]
 
     Raises:
         IndexError: the layer or the head is out of range.
-        ValueError: the trace holds no weights; or the layer's queries or keys are not the trace's
-            tokens.
+        ValueError: the trace holds no weights.
     """
     numbers = layer, head
     if heads.layers:
         layer = None if layer is None else heads.from_start(layer, of="layer")
         head = None if head is None else heads.from_start(head, of="head")
-    if heads.others and (not heads.layers or layer in heads.others):
-        number = min(heads.others) if layer is None else layer
-        rest = span(heads.layers) if heads.layers else "none"
-        raise value_error(
-            f"layer {number} is {heads.others[number]}, but a view shows only layers whose "
-            f"queries and keys are the trace's tokens (here: {rest}). For layer {number}, read "
-            f'trace["top_weights", {number}], or pass the weights from output_attentions=True to '
-            "qkv.head_view"
-        )
     if not heads.layers:
         raise value_error("this trace holds no weights: trace hook_pattern too")
     if layer is not None and layer not in heads.layers:
