@@ -859,9 +859,6 @@ MAX_PUBLIC = 5
 # Files that users, benchmarks or pytest import, but no other package of the wheel.
 USED_FROM_OUTSIDE = {
     "qkv.circuits.metrics",
-    "qkv.integrations.chroma",
-    "qkv.integrations.langchain",
-    "qkv.integrations.sklearn",
     "qkv.integrations.transformers",
     "qkv.measure",
     "qkv_marking.pytest_plugin",

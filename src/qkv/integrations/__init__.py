@@ -1,4 +1,4 @@
-"""qkv in other libraries: transformers, scikit-learn, LangChain and Chroma."""
+"""qkv in other libraries: the attention of transformers models."""
 
 from qkv.integrations import transformers
 
