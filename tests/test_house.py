@@ -96,7 +96,6 @@ STEPS = {
         {"model"},
         {"vision", "cross_encoder"},
         {"untrained"},
-        {"tracr"},
         {"loading"},
         {"pool"},
         {""},  # its `__init__.py`

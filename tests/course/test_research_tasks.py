@@ -9,7 +9,6 @@ import pytest
 
 from models.gguf_files import write_llama
 from models.small_models import CONFIGS, write_small
-from models.test_tracr import random_params
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "research-tasks.md").read_text("utf-8")
@@ -32,7 +31,6 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     names["run"], names["gguf"] = folder, folder / "model.gguf"
     names["model"].save(folder / "snapshots" / "step-00000004")
     write_llama(names["gguf"])
-    names["program"] = random_params()
     return names
 
 

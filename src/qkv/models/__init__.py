@@ -3,7 +3,6 @@
 from qkv.models._cross_encoder import CrossEncoderModel
 from qkv.models._loading import load, load_for
 from qkv.models._pool import Pool
-from qkv.models._tracr import load_tracr
 from qkv.models.families._registry import register
 from qkv.models.files.config import Config
 from qkv.models.files.find import places
@@ -37,7 +36,6 @@ __all__ = [
     "Pool",
     "load",
     "load_for",
-    "load_tracr",
     "places",
     "random_model",
     "register",
