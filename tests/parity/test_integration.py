@@ -247,7 +247,13 @@ UNUSUAL: dict[str, dict[str, Any]] = {
     "diffllama": {"num_key_value_heads": 2, "head_dim": 8},  # attends twice in each layer
     "layoutlm": {},  # makes its own mask
     "pixtral": {**PATCHES, "head_dim": 8},  # packs the patches of all images into one row
-    "swin": {**PATCHES, "embed_dim": 24, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4},
+    "swin": {
+        **PATCHES,
+        "embed_dim": 24,
+        "depths": [2, 2],
+        "num_attention_heads": [2, 4],
+        "window_size": 4,
+    },
 }
 
 
