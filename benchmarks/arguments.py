@@ -6,8 +6,8 @@ import numpy as np
 
 import qkv
 from benchmarks.common import Row, Way, beside, ours, within
+from benchmarks.measure import operations, random_inputs
 from benchmarks.peers import torch_softcap
-from qkv.measure import operations, random_inputs
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:

@@ -6,8 +6,8 @@ import numpy as np
 
 import qkv
 from benchmarks.common import LOOSE, Row, Way, beside, faster, no_less_exact, ours, with_amx
+from benchmarks.measure import operations, processor, random_inputs
 from benchmarks.peers import openvino_attention, torch_attention
-from qkv.measure import operations, processor, random_inputs
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:

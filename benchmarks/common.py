@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.measure import (
+from benchmarks.measure import (
     ROUNDS,
     allowed_error,
     in_turn,

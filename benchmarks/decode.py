@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import qkv
 from benchmarks.common import Row, Way, beside, faster, ours, share_of_reading
+from benchmarks.measure import random_inputs
 from benchmarks.peers import openvino_folded, ort_grouped, torch_attention, torch_folded
-from qkv.measure import random_inputs
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:

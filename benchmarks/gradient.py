@@ -6,8 +6,8 @@ import numpy as np
 
 import qkv
 from benchmarks.common import LOOSE, Row, Way, faster, formula, share_of_peak, with_amx, within
+from benchmarks.measure import operations, random_inputs
 from benchmarks.peers import torch_gradient
-from qkv.measure import operations, random_inputs
 
 SHARP = "scores 64 times as large"
 

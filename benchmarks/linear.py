@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks.common import LOOSE, Row, Way, faster, share_of_peak
+from benchmarks.measure import processor
 from benchmarks.peers import torch_linear
-from qkv.measure import processor
 from qkv.ops.linear import linear
 
 

@@ -26,8 +26,8 @@ def measured_alone(way: str, shape: tuple[int, ...]) -> dict[str, float]:
 def call_of(way: str, shape: tuple[int, ...]):
     """Make the inputs, and return the measured call as a function without arguments."""
     import qkv
+    from benchmarks.measure import plain_attention, random_inputs
     from benchmarks.peers import torch_attention
-    from qkv.measure import plain_attention, random_inputs
 
     q, k, v = random_inputs(shape, shape)
     if way == "torch":

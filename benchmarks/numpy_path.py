@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import qkv
 from benchmarks.common import Row, Way, beside, faster, less_memory, ours
+from benchmarks.measure import operations, plain_attention, random_inputs
 from benchmarks.memory import measured_alone
-from qkv.measure import operations, plain_attention, random_inputs
 
 ENVIRONMENT = {"QKV_BACKEND": "numpy"}
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import qkv
 from benchmarks.common import Row, Way, at_most, beside, ours
+from benchmarks.measure import random_inputs
 from benchmarks.peers import torch_attention
-from qkv.measure import random_inputs
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.common import errors_in_words, in_unit, of_memory, rate_in_words, verdict, wanted
 from benchmarks.growth import exponent
-from qkv.measure import time_in_words
+from benchmarks.measure import time_in_words
 
 ROOT = Path(__file__).resolve().parents[1]
 PROCESSORS = ROOT / "benchmarks" / "results" / "processors"  # a file for each processor

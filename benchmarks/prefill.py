@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import qkv
 from benchmarks.common import Row, Way, beside, faster, ours, share_of_peak
+from benchmarks.measure import operations, plain_attention, random_inputs
 from benchmarks.peers import (
     openvino_attention,
     ort_attention,
@@ -11,7 +12,6 @@ from benchmarks.peers import (
     ort_multi_head,
     torch_attention,
 )
-from qkv.measure import operations, plain_attention, random_inputs
 
 ORT = "onnxruntime|onnxruntime, opset 24|onnxruntime, GQA"
 

@@ -15,8 +15,8 @@ import qkv
 from benchmarks.common import Goal, Row, Way, beside, ours, seconds
 from benchmarks.encode import exact
 from benchmarks.long_attention import on_workers
+from benchmarks.measure import operations, random_inputs
 from benchmarks.texts import sentences
-from qkv.measure import operations, random_inputs
 
 ONCE = True  # not measured again on one thread: the rows compare fixed numbers of threads
 COUNT = 4000  # the number of texts to encode

@@ -6,8 +6,8 @@ import numpy as np
 
 import qkv
 from benchmarks.common import Row, Way, beside, formula, memory_at_most, ours, within
+from benchmarks.measure import operations, random_inputs, sample
 from benchmarks.memory import measured_alone
-from qkv.measure import operations, random_inputs, sample
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:

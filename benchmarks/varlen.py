@@ -6,8 +6,8 @@ import numpy as np
 
 import qkv
 from benchmarks.common import Row, Way, faster, formula, ours
+from benchmarks.measure import largest_error, random_inputs
 from benchmarks.peers import from_torch, torch_attention
-from qkv.measure import largest_error, random_inputs
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:

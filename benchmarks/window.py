@@ -6,8 +6,8 @@ import numpy as np
 
 import qkv
 from benchmarks.common import Row, Way, beside, faster, ours, within
+from benchmarks.measure import random_inputs
 from benchmarks.peers import ort_grouped, torch_attention, torch_flex, torch_window
-from qkv.measure import random_inputs
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:

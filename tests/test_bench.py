@@ -11,17 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-import qkv.measure
-from benchmarks import __main__ as bench, common, growth, memory, page, parts, peers
-from benchmarks.common import Row, Way, measure
+from benchmarks import __main__ as bench, common, growth, measure, memory, page, parts, peers
+from benchmarks.common import Row, Way
 from benchmarks.gradient import by_the_chain_rule
-from benchmarks.models import random_model
-from qkv.cli import main
-from qkv.measure import (
-    Timed,
-    exact,
+from benchmarks.measure import (
     in_turn,
     largest_error,
     operations,
@@ -30,7 +24,8 @@ from qkv.measure import (
     sample,
     time_in_words,
 )
-from qkv.ops.kernel import backend, compiled
+from benchmarks.models import random_model
+from qkv.ops.kernel import compiled
 
 
 def row_of(**seconds: float) -> dict:
@@ -76,11 +71,11 @@ def test_a_wrong_result_is_not_timed() -> None:
 
     row = Row("sum", {"qkv": Way(call, lambda result: abs(result - 2.0), allowed=0.5)})
     with pytest.raises(ArithmeticError, match=r"sum: qkv has the error 1.0e\+00, but the largest"):
-        measure(row, threads=1)
+        common.measure(row, threads=1)
     assert len(calls) == 1
     nothing = Row("nan", {"qkv": Way(call, lambda result: math.nan)})
     with pytest.raises(ArithmeticError, match="qkv has the error nan"):
-        measure(nothing, threads=1)
+        common.measure(nothing, threads=1)
 
 
 def test_measuring_a_row_reports_rates_shares_and_goals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +107,7 @@ def test_measuring_a_row_reports_rates_shares_and_goals(monkeypatch: pytest.Monk
         ),
         {"qkv": lambda: 7.0},
     )
-    found = measure(row, threads=2)
+    found = common.measure(row, threads=2)
     assert found["limits"] == {"float32": 4e9, "reading": 2e9}
     assert found["ways"]["qkv"]["seconds"] == 0.5
     assert found["ways"]["qkv"]["rate"] == 2e9
@@ -273,25 +268,23 @@ def test_the_fastest_call_is_found_after_a_warm_up(monkeypatch: pytest.MonkeyPat
 
 
 def test_calls_take_turns() -> None:
-    order, told = [], []
+    order = []
     gc.enable()
     times = in_turn(
         {name: lambda name=name: order.append(name) for name in "abc"},
         rounds=3,
         seconds=0,
-        advance=told.append,
     )
     assert gc.isenabled()
     assert {name: len(found) for name, found in times.items()} == dict.fromkeys("abc", 3)
     runs = [name for k, name in enumerate(order) if k == 0 or order[k - 1] != name]
     assert runs == list("abc") * 4  # a warm-up round, and three rounds
-    assert told == [1] * 4
     assert all(0 < one < 1 for found in times.values() for one in found)
 
 
 def test_long_calls_are_called_once_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(qkv.measure, "SHORT", 0.0)
-    monkeypatch.setattr(qkv.measure, "LEAST", 0.0)
+    monkeypatch.setattr(measure, "SHORT", 0.0)
+    monkeypatch.setattr(measure, "LEAST", 0.0)
     calls = []
     in_turn({"a": lambda: calls.append(None)}, rounds=5, seconds=0)
     assert len(calls) == 6
@@ -306,7 +299,7 @@ def test_garbage_is_collected_again_after_an_error() -> None:
     assert gc.isenabled()
 
 
-# Exact results and errors
+# Samples, errors and limits
 
 
 @pytest.mark.parametrize("length", [1, 7, 256, 257, 1000, 4096])
@@ -318,56 +311,17 @@ def test_a_sample_has_distinct_queries_including_the_first_and_last(length: int)
     assert len(chosen) == min(length, 256)
 
 
-def by_hand(q, k, v, visible) -> np.ndarray:
-    """Compute attention of one head in plain loops."""
-    out = np.zeros((len(q), v.shape[1]))
-    for i in range(len(q)):
-        keys = [j for j in range(len(k)) if visible(i, j)]
-        weights = [math.exp(float(q[i] @ k[j]) / math.sqrt(q.shape[1])) for j in keys]
-        for j, weight in zip(keys, weights, strict=True):
-            out[i] += v[j] * (weight / sum(weights))
-    return out
-
-
-@pytest.mark.parametrize(
-    ("options", "visible"),
-    [
-        ({}, lambda i, j: True),
-        ({"is_causal": True}, lambda i, j: j <= i),
-        ({"window": (3, 0)}, lambda i, j: i - 3 <= j <= i),
-    ],
-)
-def test_the_exact_result_of_some_queries_equals_attention_by_hand(options, visible) -> None:
+@pytest.mark.parametrize("causal", [False, True])
+def test_plain_numpy_agrees_with_the_formula(causal: bool) -> None:
     q, k, v = random_inputs((1, 2, 20, 4), (1, 1, 20, 4))
+    wide = [x.astype(np.float64) for x in (q, k, v)]
+    found = plain_attention(*wide, is_causal=causal)
     rows = [slice(0, 3), slice(11, 20)]
-    found = exact(q, k, v, rows, **options)
-    wide = [x.astype(np.float64) for x in (q, k, v)]
-    for head in range(2):
-        whole = by_hand(wide[0][0, head], wide[1][0, 0], wide[2][0, 0], visible)
-        expected = np.concatenate([whole[part] for part in rows])
-        np.testing.assert_allclose(found[0, head], expected, rtol=0, atol=1e-13)
-    result = plain_attention(*wide) if not options else None
-    if result is not None:
-        assert largest_error(result, found, rows) < 1e-13
-        assert largest_error(result + 0.5, found, rows) == pytest.approx(0.5)
-
-
-def test_the_exact_result_applies_a_bias_to_every_score() -> None:
-    q, k, v = random_inputs((1, 1, 6, 4), (1, 1, 6, 4))
-    # each query sees only its own key
-    bias = np.where(np.eye(6, dtype=bool), 0.0, -np.inf)[None, None]
-    found = exact(q, k, v, [slice(2, 5)], bias=bias)
-    np.testing.assert_array_equal(found, v[..., 2:5, :].astype(np.float64))
-
-
-def test_plain_numpy_is_causal_and_groups_heads() -> None:
-    q, k, v = random_inputs((1, 2, 5, 4), (1, 1, 5, 4))
-    wide = [x.astype(np.float64) for x in (q, k, v)]
-    found = plain_attention(*wide, is_causal=True)
-    for head in range(2):
-        expected = by_hand(wide[0][0, head], wide[1][0, 0], wide[2][0, 0], lambda i, j: j <= i)
-        np.testing.assert_allclose(found[0, head], expected, rtol=0, atol=1e-14)
-    assert plain_attention(q, k, v, is_causal=True).dtype == np.float32
+    parts = [common.formula(q, k, v, part, is_causal=causal)[1] for part in rows]
+    truth = np.concatenate(parts, axis=-2)
+    assert largest_error(found, truth, rows) < 1e-13
+    assert largest_error(found + 0.5, truth, rows) == pytest.approx(0.5)
+    assert plain_attention(q, k, v, is_causal=causal).dtype == np.float32
 
 
 def test_nan_outside_of_the_sample_shows() -> None:
@@ -394,20 +348,20 @@ def test_the_processor_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setattr(
         "builtins.open", lambda path, *a, **k: real(about if "cpuinfo" in str(path) else path)
     )
-    assert qkv.measure.processor() == ("Fast One (family 26, model 2)", ["fma", "avx512f"])
+    assert measure.processor() == ("Fast One (family 26, model 2)", ["fma", "avx512f"])
 
 
 @pytest.mark.skipif(compiled is None, reason="the kernel is not built here")
 def test_limits_come_from_the_kernel() -> None:
-    assert qkv.measure.multiply_adds() > 0
-    assert qkv.measure.multiply_adds("bfloat16") > 0
-    assert qkv.measure.read_rate() > 0
+    assert measure.multiply_adds() > 0
+    assert measure.multiply_adds("bfloat16") > 0
+    assert measure.read_rate() > 0
 
 
 def test_limits_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(qkv.measure, "compiled", None)
-    assert qkv.measure.multiply_adds() > 0
-    assert qkv.measure.read_rate() > 0
+    monkeypatch.setattr(measure, "compiled", None)
+    assert measure.multiply_adds() > 0
+    assert measure.read_rate() > 0
 
 
 # Growth and memory
@@ -601,58 +555,3 @@ def test_a_claim_that_is_not_there(monkeypatch, capsys) -> None:
     with pytest.raises(SystemExit):
         bench.main()
     assert "there is no claim prefil: choose among prefill" in capsys.readouterr().err
-
-
-# qkv bench
-
-
-@pytest.fixture
-def _two_small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    tasks = (
-        Timed("few", (1, 2, 2, 8, 8, 4), is_causal=True),
-        Timed("one", (1, 4, 2, 1, 16, 8), bound="read_rate"),
-    )
-    monkeypatch.setattr(qkv.measure, "TASKS", tasks)
-    monkeypatch.setattr(qkv.measure.survey, "__defaults__", (tasks,))
-    monkeypatch.setattr(qkv.measure, "multiply_adds", lambda dtype: 1e12)
-    monkeypatch.setattr(qkv.measure, "read_rate", lambda: 1e12)
-
-
-@pytest.mark.usefixtures("_two_small_tasks")
-def test_qkv_bench_in_json() -> None:
-    result = CliRunner().invoke(main, ["bench", "--json"])
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert found["machine"]["backend"] == backend()
-    few, one = found["results"]
-    assert few["shape"] == [1, 2, 2, 8, 8, 4]
-    assert few["is_causal"]
-    for row, work in ((few, 2 * 36 * 16), (one, 2 * 16 * 2 * 8 * 4)):
-        assert row["qkv"]["error"] < 1e-5
-        assert row["numpy"]["error"] < 1e-5
-        assert row["share"] == pytest.approx(work / row["qkv"]["seconds"] / 1e12)
-        assert row["times_faster"] == row["numpy"]["seconds"] / row["qkv"]["seconds"]
-
-
-@pytest.mark.usefixtures("_two_small_tasks")
-def test_qkv_bench_as_a_table() -> None:
-    result = CliRunner().invoke(
-        main, ["bench"], env={"COLUMNS": "200"}
-    )  # each row fits one line, even with long times
-    assert result.exit_code == 0, result.output
-    first, heading, few, one = result.stdout.splitlines()
-    assert f"cores: {backend()}," in first
-    assert " ".join(heading.split()) == "work qkv error NumPy error faster share of"
-    assert few.split()[0] == "few"
-    assert few.rstrip().endswith("1,000 GFLOP/s")
-    assert one.rstrip().endswith("1,000 GB/s")
-    assert result.stderr == ""
-
-
-@pytest.mark.usefixtures("_two_small_tasks")
-def test_qkv_bench_refuses_to_time_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(qkv.measure, "attention", lambda q, k, v, **_: np.ones_like(q))
-    result = CliRunner().invoke(main, ["bench"])
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    assert "few: the error is" in result.stderr

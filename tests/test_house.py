@@ -32,13 +32,12 @@ LEVELS = [
     {"learn"},
     {"see"},  # reads the run folder that `qkv.learn` writes
     {"circuits"},  # shows its results with `see`
-    {"compat", "findings", "integrations", "measure", "qkv_marking", "scale", "search", "serve"},
+    {"compat", "findings", "integrations", "qkv_marking", "scale", "search", "serve"},
     {"cli"},
 ]
 # These parts of `qkv` may import only the listed parts of `qkv`.
 ONLY = {
     "qkv_marking": {"argument_errors", "arrays", "attend", "extras", "files", "signals"},
-    "measure": {"argument_errors", "arrays", "attend", "ops"},
 }
 # The order of the files in a subpackage: a file must not import files from later sets. In the
 # code, `step` means the index of a set.
@@ -859,7 +858,6 @@ MAX_PUBLIC = 5
 USED_FROM_OUTSIDE = {
     "qkv.circuits.metrics",
     "qkv.integrations.transformers",
-    "qkv.measure",
     "qkv_marking.pytest_plugin",
 }
 

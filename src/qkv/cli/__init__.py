@@ -4,12 +4,13 @@ from importlib import import_module
 
 import click
 
+from qkv.cli._bench import bench
 from qkv.cli._chat import chat
 from qkv.cli._check import check
 from qkv.cli._conform import conform
 from qkv.cli._encode import encode
 from qkv.cli._generate import generate
-from qkv.cli._machine import bench, info
+from qkv.cli._info import info
 from qkv.cli._program import Program, debug_option
 from qkv.cli._publishing import publish, verify
 from qkv.cli._serve import serve

@@ -4,21 +4,17 @@ import gc
 import math
 import os
 import platform
-import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array, float_type
-from qkv.attend import attention, trace_attention
 from qkv.ops.kernel import backend, compiled, get_num_threads, variant
 from qkv.ops.threads import run_all
 
 Call = Callable[[], Any]
-Advance = Callable[[int], None]
 
 ROUNDS = 9  # The minimum number of rounds; with fewer rounds, medians are unreliable.
 LEAST = 2e-3  # Each round repeats calls that take less than `LEAST` seconds.
@@ -33,7 +29,6 @@ def in_turn(
     rounds: int = ROUNDS,
     seconds: float = 1.0,
     pause: float = 0.0,
-    advance: Advance = lambda _: None,
 ) -> dict[str, list[float]]:
     """Measure the times of several calls in rounds.
 
@@ -46,7 +41,6 @@ def in_turn(
         seconds: the approximate time to measure; there are at least `rounds` and at most 51 rounds.
         pause: seconds to wait before each call, so that the threads of the previous call stop
             spinning.
-        advance: a function that is called with 1 after each round, including the warm-up round.
 
     Returns:
         The times of each call in seconds, keyed by name. Each list has one time per round. If a
@@ -60,7 +54,6 @@ def in_turn(
             once[name] = _seconds(call)
             if once[name] < SHORT:  # for a short call, the first run is only a warm-up
                 once[name] = _seconds(call)
-        advance(1)
         wanted = seconds / max(1e-9, sum(once.values()) + pause * len(once))
         times: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(max(rounds, min(51, int(wanted)))):
@@ -71,7 +64,6 @@ def in_turn(
                     _seconds(call, times=_in_a_turn(once[name]))
                 times[name].append(_seconds(call, times=_in_a_turn(once[name])))
             gc.collect(0)
-            advance(1)
         return times
     finally:
         if collecting:
@@ -102,31 +94,6 @@ def sample(length: int, most: int = 256) -> list[slice]:
     size = most // 8
     starts = np.linspace(0, length - size, 8).astype(int).tolist()
     return [slice(start, start + size) for start in starts]
-
-
-def exact(query: Array, key: Array, value: Array, rows: Iterable[slice], **options: Any) -> Array:
-    """Compute attention by its formula, in float64, for some of the queries.
-
-    Args:
-        query: `(..., Hq, L, d)`.
-        key: `(..., Hkv, S, d)`.
-        value: `(..., Hkv, S, dv)`.
-        rows: slices of the queries. The result joins the outputs for all slices,
-            `(..., Hq, n, dv)`.
-        options: the options of `qkv.attention`. Masks and biases must have an axis of L queries,
-            and `q_offset` must be a number.
-    """
-    q, k, v = (np.asarray(x, np.float64) for x in (query, key, value))
-    first = options.pop("q_offset", 0)
-    outputs = []
-    for part in rows:
-        cut = {
-            name: x[..., part, :] if name in ("attn_mask", "bias") and x.shape[-2] > 1 else x
-            for name, x in options.items()
-        }
-        trace = trace_attention(q[..., part, :], k, v, q_offset=first + part.start, **cut)
-        outputs.append(trace["out"])
-    return np.concatenate(outputs, axis=-2)
 
 
 def largest_error(out: Array, truth: Array, rows: Iterable[slice]) -> float:
@@ -231,37 +198,6 @@ def processor() -> tuple[str, list[str]]:
     return model, [flag for flag in known if flag in there]
 
 
-# The benchmark of `qkv bench`
-
-
-@dataclass(frozen=True)
-class Timed:
-    """A task that `qkv bench` measures."""
-
-    name: str
-    shape: tuple[int, int, int, int, int, int]  # B, Hq, Hkv, L, S, d
-    is_causal: bool = False
-    dtype: str = "float32"
-    bound: str = "multiply_adds"  # the function here that measures the limit
-
-    def inputs(self) -> tuple[Array, Array, Array]:
-        """Return query, key and value with random numbers from a fixed seed."""
-        batch, heads, kv_heads, length, keys, size = self.shape
-        return random_inputs(
-            (batch, heads, length, size), (batch, kv_heads, keys, size), self.dtype
-        )
-
-
-TASKS = (
-    Timed("128 tokens", (1, 12, 12, 128, 128, 64)),
-    Timed("512 tokens", (1, 12, 12, 512, 512, 64)),
-    Timed("2,048 tokens", (1, 12, 12, 2048, 2048, 64)),
-    Timed("1,024, causal", (1, 12, 12, 1024, 1024, 64), is_causal=True),
-    Timed("1,024, bf16", (1, 12, 12, 1024, 1024, 64), dtype="bfloat16"),
-    Timed("1 after 8,191", (1, 32, 8, 1, 8192, 128), bound="read_rate"),
-)
-
-
 def random_inputs(
     query: tuple[int, ...], key: tuple[int, ...], dtype: str = "float32", seed: int = 0
 ) -> tuple[Array, Array, Array]:
@@ -271,78 +207,6 @@ def random_inputs(
     first, *others = (rng.standard_normal(shape, np.float32) for shape in (query, key, key))
     q, k, v = (x.astype(kind, copy=False) for x in (first, *others))
     return q, k, v
-
-
-def survey(
-    tasks: Iterable[Timed] = TASKS, *, rounds: int = ROUNDS, advance: Advance = lambda _: None
-) -> list[dict[str, Any]]:
-    """Verify each task against float64, and measure it in qkv and in plain NumPy.
-
-    Each task has a warm-up round and at least `rounds` measured rounds; `advance(1)` is called
-    after each round. The result for each task is a dict with the fields of the `Timed`. The entries
-    `qkv` and `numpy` contain the median `seconds` and the largest `error`. `times_faster` is
-    NumPy's median divided by qkv's median. `limit` is the machine's peak rate for this work, and
-    `share` is the fraction of the limit that qkv reaches.
-
-    Raises:
-        ArithmeticError: qkv's rounding error is larger than allowed.
-    """
-    return [_measure(task, rounds, advance) for task in tasks]
-
-
-def _measure(task: Timed, rounds: int, advance: Advance) -> dict[str, Any]:
-    """Measure one task of `survey`."""
-    q, k, v = task.inputs()
-    causal = task.is_causal
-    # For plain NumPy, half-precision inputs are converted to float32.
-    wide_q, wide_k, wide_v = (x.astype(np.float32, copy=False) for x in (q, k, v))
-    calls: dict[str, Call] = {
-        "qkv": lambda: attention(q, k, v, is_causal=causal),
-        "numpy": lambda: plain_attention(wide_q, wide_k, wide_v, is_causal=causal),
-    }
-    rows = sample(q.shape[-2])
-    truth = exact(q, k, v, rows, is_causal=causal)
-    errors = {name: largest_error(call(), truth, rows) for name, call in calls.items()}
-    allowed = allowed_error(q, k, v)
-    if not errors["qkv"] <= allowed:
-        raise ArithmeticError(
-            f"{task.name}: the error is {errors['qkv']:.1e}, but at most {allowed:.1e} is allowed"
-        )
-
-    reads = task.bound == "read_rate"
-    work = k.nbytes + v.nbytes if reads else operations(q, k, v, is_causal=causal)
-    limits: list[float] = []
-    calls["limit"] = lambda: limits.append(read_rate() if reads else multiply_adds(task.dtype))
-    times = in_turn(calls, rounds=rounds, seconds=0.3, pause=0.01, advance=advance)
-    limit = statistics.median(limits)
-    ours, plain = (statistics.median(times[name]) for name in ("qkv", "numpy"))
-    return {
-        **asdict(task),
-        "shape": list(task.shape),
-        "qkv": {"seconds": ours, "error": errors["qkv"]},
-        "numpy": {"seconds": plain, "error": errors["numpy"]},
-        "times_faster": plain / ours,
-        "limit": limit,
-        "share": work / ours / limit,
-    }
-
-
-def table(results: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Return the results of `survey` as a table: a row of headings, then a row for each task."""
-    lines: list[tuple[str, ...]] = [
-        ("work", "qkv", "error", "NumPy", "error", "faster", "share", "of")
-    ]
-    for row in results:
-        both = [
-            text
-            for name in ("qkv", "numpy")
-            for text in (time_in_words(row[name]["seconds"]), f"{row[name]['error']:.0e}")
-        ]
-        unit = "GB/s" if row["bound"] == "read_rate" else "GFLOP/s"
-        limit = f"{row['limit'] / 1e9:,.0f} {unit}"
-        faster = f"{row['times_faster']:.1f}x"
-        lines.append((row["name"], *both, faster, f"{row['share']:.0%}", limit))
-    return lines
 
 
 def time_in_words(value: float) -> str:

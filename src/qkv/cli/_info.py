@@ -1,4 +1,4 @@
-"""The commands `qkv bench` (speed of this machine) and `qkv info` (versions and models)."""
+"""The command `qkv info`: versions, backends and models."""
 
 import os
 import platform
@@ -8,43 +8,12 @@ import click
 
 from qkv._visible import visible
 from qkv.cli._options import json_option
-from qkv.cli._output import console, print_json, tell
+from qkv.cli._output import print_json, tell
 
 NO_KERNEL = """\
 the native kernel was not built, so qkv computes with NumPy. To build the kernel from source,
 install a C++17 compiler (GCC 10 or newer, or clang). To see why the build of the kernel failed,
 run this command in the source folder: QKV_NEED_KERNEL=1 pip install ."""
-
-
-@click.command()
-@json_option
-def bench(as_json: bool) -> None:
-    """Compare the speed of qkv's attention with that of plain NumPy and with this machine's peak.
-
-    Before timing, the result of each function is compared with a float64 result; the table lists
-    the largest errors. The functions run alternately; each row has the median of at least nine
-    runs.
-    """
-    from qkv._progress import progress
-    from qkv.measure import ROUNDS, TASKS, machine, survey, table
-
-    about = machine()
-    with progress("measuring", len(TASKS) * (ROUNDS + 1)) as advance:
-        results = survey(advance=advance)
-    if as_json:
-        print_json({"machine": about, "results": results})
-        return
-    from rich.table import Table
-
-    out = console()
-    out.print("{processor}, {cores} cores: {backend}, threads: {threads}".format(**about))
-    heading, *lines = table(results)
-    grid = Table(box=None, padding=(0, 2, 0, 0))
-    for column, name in enumerate(heading):
-        grid.add_column(name, justify="right" if column else "left")
-    for line in lines:
-        grid.add_row(*line)
-    out.print(grid)
 
 
 @click.command()
