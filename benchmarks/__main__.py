@@ -16,7 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import in_unit, measure, report, wanted
+from benchmarks.common import in_lines, in_unit, measure, report, wanted
 from benchmarks.measure import machine
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -90,7 +90,7 @@ def main() -> None:
         result, full = in_the_last(result), True
     path = Path(arguments.json or (path_of(about) if full else RESULTS / "part.json"))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    path.write_text(in_lines(result) + "\n", encoding="utf-8")
     print(*conclusion(found), sep="\n")
     print(f"{result['seconds']} s; written to {path}")
     if full:

@@ -1,5 +1,6 @@
 """Verify and time the implementations of a task, and compare the measurements with goals."""
 
+import json
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -310,8 +311,6 @@ def measure(row: Row, threads: int, rounds: int = ROUNDS, seconds: float = 1.0) 
         median = statistics.median(times[name])
         one = {
             "seconds": median,
-            "fastest": min(times[name]),
-            "turns": len(times[name]),
             "error": errors[name],
             **({"also": also[name]} if also[name] else {}),
         }
@@ -327,6 +326,33 @@ def measure(row: Row, threads: int, rounds: int = ROUNDS, seconds: float = 1.0) 
         measured["ways"][name] = one
     measured["goals"] = [goal.judged(measured) for goal in row.goals]
     return measured
+
+
+# Results as text
+
+
+def in_lines(value: Any, indent: str = "") -> str:
+    """Format results as JSON with one line for each table of figures.
+
+    A list or a dict is on one line if it contains at most one level of other lists and dicts.
+    """
+    if _depth(value) <= 2:
+        return json.dumps(value)
+    deeper = indent + " "
+    if isinstance(value, dict):
+        lines = [f"{json.dumps(key)}: {in_lines(one, deeper)}" for key, one in value.items()]
+    else:
+        lines = [in_lines(one, deeper) for one in value]
+    first, last = "{}" if isinstance(value, dict) else "[]"
+    joined = f",\n{deeper}".join(lines)
+    return f"{first}\n{deeper}{joined}\n{indent}{last}"
+
+
+def _depth(value: Any) -> int:
+    """Return how many levels of lists and dicts a value has; empty ones do not count."""
+    if not isinstance(value, dict | list) or not value:
+        return 0
+    return 1 + max(map(_depth, value.values() if isinstance(value, dict) else value))
 
 
 # Numbers in words

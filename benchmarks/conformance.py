@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import in_lines
 from benchmarks.measure import processor
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,7 +66,7 @@ def main() -> None:
         found = kept["cards"] | found
         found = {how[0]: found[how[0]] for how in CARDS if how[0] in found}
         kept = {"when": time.strftime("%Y-%m-%d"), "processor": processor()[0], "cards": found}
-        LAST.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        LAST.write_text(in_lines(kept) + "\n", encoding="utf-8")
     last = json.loads(LAST.read_text("utf-8"))
     PAGE.write_text(page(last["cards"], last["when"], last["processor"]), encoding="utf-8")
     print(f"wrote {PAGE.relative_to(ROOT)}")
@@ -88,9 +89,17 @@ def judged(target: str, more: list[str], environment: dict[str, str]) -> dict[st
 
 
 def trimmed(card: dict[str, Any]) -> dict[str, Any]:
-    """Reduce a card to the data of the page: the number of cases for each feature and result."""
-    cases = [f"{one['feature']}: {one['status']}" for one in card.pop("cases")]
-    return card | {"counts": Counter(cases), "total": len(cases)}
+    """Reduce a card to the data of the page; count the cases of each feature and result."""
+    cases = [f"{one['feature']}: {one['status']}" for one in card["cases"]]
+    findings = {
+        feature: {
+            "as_if": finding["as_if"],
+            **{name: finding["case"][name] for name in ("call", "error", "bound", "message")},
+        }
+        for feature, finding in card["findings"].items()
+    }
+    kept = {name: card[name] for name in ("name", "target", "features")}
+    return kept | {"findings": findings, "counts": Counter(cases), "total": len(cases)}
 
 
 def page(cards: dict[str, dict[str, Any]], when: str, where: str) -> str:
@@ -126,9 +135,8 @@ def differing(cards: dict[str, dict[str, Any]], status: str) -> list[str]:
         for feature, finding in card["findings"].items():
             if card["features"][feature] != status or feature == "hidden NaN":
                 continue  # the page explains masked NaN values once
-            case = finding["case"]
             counts = {way: card["counts"].get(f"{feature}: {way}", 0) for way in MARKS}
-            how = f"as if {finding['as_if']}" if finding["as_if"] else case["message"]
+            how = f"as if {finding['as_if']}" if finding["as_if"] else finding["message"]
             how = CAUSES.get((card["target"], feature), how) if status == "fragile" else how
             how = " ".join(how.split()).rstrip(".") or "no known defect gives this result"
             said = f"**{column}, {feature}** ({counts[status]} of {sum(counts.values())} cases)"
@@ -139,9 +147,11 @@ def differing(cards: dict[str, dict[str, Any]], status: str) -> list[str]:
                 lines.append(f"- {said}: {how}")
                 continue
             lines += [f"{said}: {how}.", ""]
-            if case["error"] is not None:
-                numbers = f"error {float(case['error']):.2g}, bound {float(case['bound']):.2g}"
-                lines += [f"The smallest case: `{case['call']}`, {numbers}.", ""]
+            if finding["error"] is not None:
+                numbers = (
+                    f"error {float(finding['error']):.2g}, bound {float(finding['bound']):.2g}"
+                )
+                lines += [f"The smallest case: `{finding['call']}`, {numbers}.", ""]
             lines += [*reproduction(card["target"], feature), ""]
     return lines
 

@@ -12,7 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import __main__ as bench, common, growth, measure, memory, page, parts, peers
+from benchmarks import (
+    __main__ as bench,
+    common,
+    conformance,
+    growth,
+    measure,
+    memory,
+    page,
+    parts,
+    peers,
+)
 from benchmarks.common import Row, Way
 from benchmarks.gradient import by_the_chain_rule
 from benchmarks.measure import (
@@ -468,6 +478,21 @@ def test_the_page_has_what_was_measured() -> None:
     assert "| qkv | 2.00 | 1.00 | 4,096 | 16.8 ms | 41 MB |" in text
     assert "10 minutes here" in text
     assert "torch None" not in text
+
+
+def test_results_have_one_line_for_each_table_of_figures() -> None:
+    row = {"name": "x", "ways": {"qkv": {"seconds": 1.5}, "numpy": {"seconds": 3}}, "missing": {}}
+    assert common.in_lines({"rows": [row]}).splitlines() == [
+        *("{", ' "rows": [', "  {", '   "name": "x",'),
+        '   "ways": {"qkv": {"seconds": 1.5}, "numpy": {"seconds": 3}},',
+        *('   "missing": {}', "  }", " ]", "}"),
+    ]
+
+
+def test_the_kept_results_have_the_layout_of_the_writer() -> None:
+    for path in (*page.PROCESSORS.glob("*.json"), conformance.LAST):
+        text = path.read_text(encoding="utf-8")
+        assert text == common.in_lines(json.loads(text)) + "\n"
 
 
 def test_a_partial_run_updates_the_last_full_run(
