@@ -99,7 +99,6 @@ def ship(
     place: Path,
     wordnet_folder: Path = FOLDER,
     peer: str | None = PEER,
-    earlier: Path | None = None,
     mean: bool = False,
 ) -> dict[str, Any]:
     """Write the folder, and measure the model in it.
@@ -110,8 +109,6 @@ def ship(
         wordnet_folder: the folder of WordNet's files.
         peer: another model. If this model can be loaded, the card shows how well both models
             distinguish the senses of words.
-        earlier: a second model. The card compares how often the two models repeat a visible word in
-            place of a masked word. The masked word is one token in both vocabularies.
         mean: whether to write the mean of the run's first and last weights.
 
     Returns:
@@ -138,7 +135,7 @@ def ship(
     small = trained.with_parameters(trained.parameters, np.float16)
     small.save(place)
     model = qkv.load(place)
-    found = evaluate(model, wordnet) | _of_words(model, earlier, wordnet)
+    found = evaluate(model, wordnet) | _of_words(model, wordnet)
     stories = kept_stories(model, run, place)
     text = told.in_card(card(found, _beside(peer, wordnet), model, abouts, mean), stories)
     keep_card(place, text, wordnet_folder)
@@ -200,15 +197,13 @@ def _beside(peer: str | None, wordnet: WordNet) -> dict[str, Any] | None:
     return None
 
 
-def _of_words(model: qkv.Model, earlier: Path | None, wordnet: WordNet) -> dict[str, Any]:
+def _of_words(model: qkv.Model, wordnet: WordNet) -> dict[str, Any]:
     """Measure how a model repeats and splits words, and the roles of the model's heads."""
     assert model.tokenizer is not None
-    models = [model] if earlier is None else [model, qkv.load(earlier)]
-    tokenizers = [one.tokenizer for one in models if one.tokenizer is not None]
-    examples = copying.drawn(held_out_sentences(wordnet), tokenizers)
-    rows = [copying.copying(one, examples) for one in models] if examples else [_NOTHING]
+    examples = copying.drawn(held_out_sentences(wordnet), [model.tokenizer])
+    copied = copying.copying(model, examples) if examples else _NOTHING
     heads, _ = roles.roles(model, wordnet)
-    return {"copying": rows, "pieces": everyday.in_pieces(model.tokenizer), "roles": heads}
+    return {"copying": copied, "pieces": everyday.in_pieces(model.tokenizer), "roles": heads}
 
 
 _NOTHING = {"examples": 0, "another": 0, "right": 0}
@@ -264,12 +259,8 @@ def card(
 
 def _words_in_words(found: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, str]:
     """Return the values that the card reports about masked words and everyday words."""
-    now, *before = found["copying"]
-    another, right = (
-        in_words(now[name], now["examples"])
-        + "".join(f"; previous model: {in_words(one[name], one['examples'])}" for one in before)
-        for name in ("another", "right")
-    )
+    copied = found["copying"]
+    another, right = (in_words(copied[name], copied["examples"]) for name in ("another", "right"))
     words, tokens = (
         in_words(round(found[name]["top1"] * found[name][unit]), found[name][unit])
         for name, unit in (("masked", "words"), ("masked tokens", "tokens"))
@@ -282,7 +273,7 @@ def _words_in_words(found: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict
         "together": _TOGETHER[recipe.get("alike", "token")],
         "in_sight": _IN_SIGHT.format(recipe["in_sight"]) if recipe.get("in_sight") else "",
         "choices": _CHOICES[recipe.get("held_out", 1)],
-        "examples": str(now["examples"]),
+        "examples": str(copied["examples"]),
         **{"another": another, "right": right, "words_named": words, "tokens_named": tokens},
         **{"everyday": str(len(everyday.WORDS)), "pieces": str(len(pieces))},
         "which": f" ({', '.join(pieces)})" if 0 < len(pieces) <= 20 else "",
@@ -320,11 +311,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("run", type=Path, help="the folder of a run of training.make")
     parser.add_argument("-o", "--out", type=Path, required=True, help="the folder to write")
-    parser.add_argument("--earlier", type=Path, help="the folder of an encoder to compare with")
     parser.add_argument("--mean", action="store_true", help="mean of the first and last weights")
     parser.add_argument("--wordnet", type=Path, default=FOLDER, help="folder of WordNet's files")
     given = parser.parse_args(arguments)
-    found = ship(given.run, given.out, given.wordnet, earlier=given.earlier, mean=given.mean)
+    found = ship(given.run, given.out, given.wordnet, mean=given.mean)
     *_, last = found["layers"].values()
     print(f"{given.out}: sense {last['sense']:.3f}, AUC {last['auc']:.3f} at the last layer")
 

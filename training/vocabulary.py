@@ -1,8 +1,5 @@
 """Make the tokenizer of the included encoder: common words are whole tokens.
 
-`python -m training.vocabulary -o tokenizer.json` makes the tokenizer, and prints how many of the
-everyday words it splits.
-
 Ordinary WordPiece training joins the most frequent pairs of neighbouring subwords, in all words of
 the texts. As a result, endings and parts of names take up much of the vocabulary. Here the most
 common words of definitions and examples, including inflected words, are whole entries; the rest of
@@ -18,19 +15,16 @@ definitions and examples have the same total weight.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from qkv.learn import train_tokenizer
 from qkv.see.analysis._words import is_function_word
 from qkv.text import SubwordTokenizer, Tokenizer
-from training import command, everyday
-from training.wordnet import FOLDER, KEPT, WordNet, documents, read
+from training.wordnet import WordNet, documents
 
 ENTRIES = 16_384
 WHOLE = 0.85  # the minimum share of whole words in the vocabulary: 13,926 of 16,384 entries
@@ -198,40 +192,3 @@ def _rules() -> tuple[Any, Any]:
     from tokenizers import normalizers, pre_tokenizers
 
     return normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
-
-
-def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:
-    """Make the tokenizer, and print how many everyday words it splits."""
-    parser = argparse.ArgumentParser(prog="python -m training.vocabulary", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("-o", "--out", type=Path, required=True, help="the tokenizer.json to write")
-    parser.add_argument(
-        "--entries", type=int, default=ENTRIES, help=f"size of the vocabulary ({ENTRIES})"
-    )
-    parser.add_argument(
-        "--whole",
-        type=float,
-        default=WHOLE,
-        help=f"minimum share of the vocabulary that consists of whole words ({WHOLE}); "
-        "0 for ordinary WordPiece training",
-    )
-    parser.add_argument(
-        "--held_out",
-        type=int,
-        default=KEPT,
-        help=f"how many of the twelve parts of WordNet's examples to hold out; default: {KEPT}",
-    )
-    parser.add_argument("--wordnet", type=Path, default=FOLDER, help="folder of WordNet's files")
-    given = parser.parse_args(arguments)
-    wordnet = read(given.wordnet, kept=given.held_out)
-    tokenizer = built(wordnet, given.entries, given.whole)
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(given.out)
-    common = set(commonest(*running_text(wordnet)))
-    words = sum(name in common for name in tokenizer.vocabulary)
-    say(f"{given.out}: {len(tokenizer):,} entries, {words:,} of them whole words of the texts")
-    say(everyday.shown(tokenizer))
-
-
-if __name__ == "__main__":
-    command(main)

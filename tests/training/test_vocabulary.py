@@ -11,7 +11,6 @@ from training.vocabulary import (
     built,
     commonest,
     commonest_of_books,
-    main,
     running_text,
     with_whole_words,
 )
@@ -92,15 +91,6 @@ def test_vocabulary_skips_held_out_examples(folder: Path, monkeypatch: pytest.Mo
     assert not {"pulled", "they"} & set(found)
     plain = train_tokenizer(list(wordnet.documents(small)), "wordpiece", 120)
     assert built(small, 120, 0).vocabulary == plain.vocabulary
-
-
-def test_the_command_says_what_it_made(folder: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-    out = tmp_path / "new" / "tokenizer.json"
-    options = ["--entries", "120", "--whole", "0.3", "--wordnet", str(folder)]
-    main(["-o", str(out), *options], said.append)
-    assert f"{len(SubwordTokenizer.from_file(out)):,} entries" in said[0]
-    assert said[1].startswith("split or unknown: ")
 
 
 def test_words_of_books_and_of_examples_count_by_their_shares() -> None:
