@@ -172,3 +172,49 @@ def test_a_sign_stands_for_a_mask_token() -> None:
     drawn = view.svg() + script_json(shown)
     assert "___" in drawn
     assert "[MASK]" not in drawn
+
+
+def test_arrays_have_one_stage_without_a_text() -> None:
+    before, after = np.random.default_rng(0).normal(size=(2, 5, 4))
+    tokens = ["the", "snow", "##board", "[MASK]", "the"]
+    view = plot_shift(before, after, tokens, theme="dark")
+    plane = fit_plane(unit(before), unit(after))
+    np.testing.assert_allclose(view.shift.before, plane.original, atol=1e-12)
+    (stage,) = view.shift.stages
+    np.testing.assert_allclose(stage.points, plane.contextual, atol=1e-12)
+    np.testing.assert_allclose(stage.cosine, (unit(before) * unit(after)).sum(1), atol=1e-12)
+    assert view.shift.tokens == tokens  # subwords are not merged
+    assert view.to_dict()["models"] == []
+    moved = np.linalg.norm(plane.contextual - plane.original, axis=1)
+    assert f" has the longest arrow: {moved.max():.2f} in the plane. " in view.sentence
+    assert f"its vector in context is {stage.cosine[moved.argmax()]:.3f}" in view.sentence
+    picture = view.svg()
+    assert picture.count("<circle") == 10
+    assert picture.count(">##board<") == 3  # a row of the map, and both ends of the arrow
+    assert 'fill="#12161c"' in picture
+    assert view._payload()["shift"]["stages"][0]["name"] == "in context"
+
+
+def test_one_vector_and_equal_vectors_have_points() -> None:
+    for before, after, tokens in (
+        (np.ones((1, 4)), np.zeros((1, 4)), ["alone"]),
+        (np.ones((3, 4)), np.ones((3, 4)), ["a", "b", "c"]),
+        ([[0.0], [1.0]], [[5.0], [5.0]], ["one", "dimension"]),
+    ):
+        view = plot_shift(before, after, tokens)
+        assert view.svg().count("<circle") == 2 * len(tokens)
+        assert str(view)
+
+
+def test_invalid_arrays_are_refused(lesson: Model) -> None:
+    two = np.eye(2)
+    with pytest.raises(ValueError, match="plot_shift: there are 2 vectors, but 1 tokens"):
+        plot_shift(two, two, ["a"])
+    with pytest.raises(ValueError, match=r"plot_shift: original has shape .* and contextual has"):
+        plot_shift(two, np.eye(3), ["a", "b"])
+    with pytest.raises(ValueError, match="plot_shift: original has NaN, infinity"):
+        plot_shift(two * np.nan, two, ["a", "b"])
+    with pytest.raises(TypeError, match="pass original, contextual and tokens, or one trace"):
+        plot_shift(two)
+    with pytest.raises(TypeError, match="pass only the trace"):
+        plot_shift(lesson.trace(CAT), two, ["a", "b"])

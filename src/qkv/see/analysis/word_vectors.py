@@ -364,6 +364,36 @@ def shift_of_traces(traces: Sequence[Trace], *, pieces: bool = False) -> Shift:
     for name, state in states.items():
         if not has_plane(state):
             raise value_error(f"a vector {name} {NO_PLANE}")
+    sentences = [quote_words(t.text, t.tokens, t.special) for t in traces]
+    return _shift(states, tokens, numbers, sentences)
+
+
+def shift_of_vectors(original: Any, contextual: Any, tokens: list[str]) -> Shift:
+    """Compute the shift from vectors `(n, D)` before attention to the vectors after it.
+
+    Raises:
+        ValueError: the shapes do not match, or a number is not finite.
+    """
+    states = {
+        name: unit_vectors(_vectors(part, argument, unit=True))
+        for name, argument, part in (
+            ("before", "original", original),
+            ("in context", "contextual", contextual),
+        )
+    }
+    if len(tokens) != len(states["before"]):
+        raise value_error(
+            f"there are {len(states['before'])} vectors, but {len(tokens)} tokens; "
+            "pass one token for each vector"
+        )
+    sentence = quote_words("", tokens, [False] * len(tokens))
+    return _shift(states, tokens, [0] * len(tokens), [sentence])
+
+
+def _shift(
+    states: dict[str, Array], tokens: list[str], numbers: list[int], sentences: list[str]
+) -> Shift:
+    """Put the vectors of all stages into the plane of the first and the last stage."""
     before, *later = states.values()
     plane = fit_plane(before, later[-1], unit=True)
     stages = []
@@ -374,7 +404,7 @@ def shift_of_traces(traces: Sequence[Trace], *, pieces: bool = False) -> Shift:
         held = float((points**2).sum() / ((centred**2).sum() or 1))
         stages.append(Stage(name, points, min(held, 1.0), cosine(before, state)))
     return Shift(
-        sentences=[quote_words(t.text, t.tokens, t.special) for t in traces],
+        sentences=sentences,
         tokens=tokens,
         of=numbers,
         before=plane.original,

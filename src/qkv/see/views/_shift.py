@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -10,15 +10,11 @@ from qkv._argument_errors import public_call, type_error
 from qkv.models import Model
 from qkv.see.analysis import labels_of, one_text, reader_of, texts_of
 from qkv.see.analysis.measures import strongest
-from qkv.see.analysis.word_vectors import Shift, shift_of_traces
-from qkv.see.draw import figure
+from qkv.see.analysis.word_vectors import Shift, shift_of_traces, shift_of_vectors
 from qkv.see.draw.panels import PICTURE, Arrows, Column, HeatMap, Panel, Prose, Table
 from qkv.see.page.payload import check_theme, shift_payload
-from qkv.see.views.view import Heading, View, arrows, models_of
+from qkv.see.views.view import Heading, View, models_of
 from qkv.trace import Seq2SeqTrace, Trace
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _MOST_ROWS = 20
 
@@ -28,7 +24,7 @@ class ShiftView(View):
     """The paths of word vectors through the layers, for the words of one or more sentences.
 
     Attributes:
-        traces: the traces of the sentences.
+        traces: the traces of the sentences; empty for arrays.
         shift: the points and the cosines.
     """
 
@@ -143,20 +139,6 @@ class ShiftView(View):
         return self._page("shift", "; ".join(self.shift.sentences), shift=shift)
 
 
-@overload
-def plot_shift(
-    original: str | Trace | Sequence[str] | Sequence[Trace],
-    *,
-    model: Model | str | None = None,
-    theme: str = "auto",
-    pieces: bool = False,
-) -> ShiftView: ...
-
-
-@overload
-def plot_shift(original: Any, contextual: Any, tokens: Sequence[str]) -> "Figure": ...
-
-
 @public_call("plot_shift")
 def plot_shift(
     original: Any,
@@ -166,7 +148,7 @@ def plot_shift(
     model: Model | str | None = None,
     theme: str = "auto",
     pieces: bool = False,
-) -> "ShiftView | Figure":
+) -> ShiftView:
     """Show word vectors before and after attention, as arrows in one plane.
 
     Vectors are scaled to length 1: like a cosine, the picture compares only directions. The vectors
@@ -188,21 +170,21 @@ def plot_shift(
             vectors of its subwords.
 
     Returns:
-        A view for texts or traces, or a matplotlib figure for plain arrays.
+        A view for notebooks and terminals, with export methods such as `to_html` and `to_png`.
 
     Raises:
         ValueError: the shapes do not match, or a number is not finite.
 
-    >>> figure = plot_shift([[1.0, 0.0], [0.0, 1.0]], [[2.0, 0.0], [0.0, 2.0]], ["cat", "mat"])
-    >>> figure.axes[0].get_xlabel()
-    'PC 1 (100% of the variance of unit vectors; each set centred first)'
+    >>> view = plot_shift([[1.0, 0.0], [0.0, 1.0]], [[2.0, 0.0], [0.0, 2.0]], ["cat", "mat"])
+    >>> view.to_dict()["stages"][0]["cosine"]
+    [1.0, 1.0]
     """
+    check_theme(theme)
     several = isinstance(original, (list, tuple))
     parts = list(original) if several else [original]
     if any(isinstance(part, str | Trace | Seq2SeqTrace) for part in parts):
         if contextual is not None or tokens is not None:
             raise type_error("a trace already has vectors and tokens; pass only the trace")
-        check_theme(theme)
         texts = [part for part in parts if isinstance(part, str)]
         if texts:
             checked = [text for part in texts for text in texts_of([part])]
@@ -216,4 +198,4 @@ def plot_shift(
             "one trace; if you have only weights, call qkv.show(weights, tokens=...)"
         )
     words = [str(token) for token in tokens]
-    return figure.draw("", [], [[arrows(original, contextual, words)]])
+    return ShiftView([], shift_of_vectors(original, contextual, words), theme=theme)
