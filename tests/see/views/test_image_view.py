@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.patches import Rectangle
 
 import qkv
 from qkv.models.vision import patch_names
@@ -132,40 +131,6 @@ def test_large_images_are_made_smaller(shape):
     assert max(found.shape[:2]) <= 448
     assert min(found.shape[:2]) >= 1
     assert (max(shape) <= 448) == (found.shape == image.shape)
-
-
-@pytest.mark.parametrize(("heads", "theme"), [(1, "light"), (2, "dark"), (16, "light")])
-def test_the_figure_shows_every_head_and_frames_the_right_patch(image, heads, theme):
-    trace = a_trace(heads=max(heads, 2))
-    if heads == 1:
-        one = {
-            f"blocks.{layer}.attn.hook_pattern": trace["pattern", layer][:, 1:] for layer in (0, 1)
-        }
-        trace = Trace(one, tokens=[trace.tokens])
-    view = image_view(trace, image, query="0,3", theme=theme)
-    figure = view.figure()
-    figure.draw_without_rendering()
-    large, over, *small = [axes for axes in figure.axes if axes.images]
-    assert len(view.weights) == heads
-    assert len(small) == (heads if heads > 1 else 0)
-    assert np.array_equal(large.images[0].get_array(), image)
-    frames = [patch for patch in over.patches if isinstance(patch, Rectangle)]
-    assert [frame.get_xy() for frame in frames] == [view.strongest[::-1], (3, 0)]
-    assert over.get_xlim() == (0, COLUMNS)
-    assert over.get_ylim() == (ROWS, 0)
-    framed = [axes.get_title() for axes in small if axes.patches]
-    assert framed == ([f"head {view.head}"] if heads > 1 else [])
-    words = [text for part in figure.subfigs for text in part.texts]
-    boxes = [text.get_window_extent() for text in words]
-    boxes += [axes.get_tightbbox() for axes in figure.axes]
-    for number, box in enumerate(boxes):
-        assert figure.bbox.x0 - 1 <= box.x0
-        assert box.x1 <= figure.bbox.x1 + 1
-        assert not any(
-            min(box.x1, other.x1) - max(box.x0, other.x0) > 1
-            and min(box.y1, other.y1) - max(box.y0, other.y0) > 1
-            for other in boxes[:number]
-        )
 
 
 @pytest.mark.parametrize("shape", [(20, 60), (80, 20)])

@@ -452,28 +452,6 @@ def test_a_tile_has_the_colours_of_the_weights_and_grey_if_masked() -> None:
         np.testing.assert_array_equal(shown, expected)
 
 
-def test_the_figure_draws_the_same_numbers(view: ReplayView, tmp_path: Path) -> None:
-    figure = view.figure()
-    axes = [part for part in figure.axes if part.images or part.lines]
-    strip, (scores, loss) = axes[:5], axes[-2:]
-    for n, part in enumerate(strip):
-        np.testing.assert_array_equal(part.images[0].get_array(), view.weights[n])
-        assert part.get_title() == f"step {STEPS[n]}"
-    for place, line in enumerate(scores.lines):
-        assert line.get_xdata().tolist() == [0, 1, 2, 3, 4]  # the steps are equally spaced
-        np.testing.assert_allclose(line.get_ydata(), view.replay.values[:, 1, 2, place])
-    assert loss.lines[0].get_ydata()[0] == 4.0
-    logged = dict(zip(range(0, 801, 50), loss.lines[0].get_xdata(), strict=True))
-    assert (logged[50], logged[400], logged[600]) == (0.5, 3.0, 3.5)
-    assert [label.get_text() for label in loss.get_xticklabels()] == list(map(str, STEPS))
-    assert figure.get_suptitle().replace("\n", " ") == view.sentence
-    view.to_png(tmp_path / "view.png")
-    assert (tmp_path / "view.png").read_bytes()[1:4] == b"PNG"
-    assert (
-        len(replay(made_run(COPIES)).figure().subfigs[1].axes) == 2
-    )  # without losses, there is no chart of the loss
-
-
 def test_the_terminal_shows_first_and_last_scores_of_heads(view: ReplayView, folder: Path) -> None:
     text = str(view)
     assert text.startswith(f"{folder.resolve().name}, 12 tokens: [CLS] the cat")

@@ -1,1 +1,1 @@
-"""Panels and their drawing: in a terminal, as SVG, and as a matplotlib figure."""
+"""Panels and their drawing: in a terminal, as SVG, and as PNG."""

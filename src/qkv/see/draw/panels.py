@@ -1,4 +1,4 @@
-"""Panels: the contents of a view, drawn in a terminal, as SVG or by matplotlib."""
+"""Panels: the contents of a view, drawn in a terminal or as SVG."""
 
 import itertools
 import math

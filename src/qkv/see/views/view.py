@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from qkv._argument_errors import value_error
+from qkv._argument_errors import public_call
 from qkv.arrays import Array, finite
 from qkv.files import StrPath, replacing
 from qkv.see.analysis import explain_tokens, labels_of, quote_words, show_blanks
@@ -17,8 +17,8 @@ from qkv.see.analysis.head_weights import Heads, Indices
 from qkv.see.analysis.measures import Link, strongest, strongest_links
 from qkv.see.analysis.selection import TERMINAL, ChosenHead, Notation
 from qkv.see.analysis.word_vectors import Movement, fit_plane, named_points, words_before_and_after
-from qkv.see.draw import figure, panels, svg, terminal
-from qkv.see.draw.colours import scale_end
+from qkv.see.draw import panels, png, svg, terminal
+from qkv.see.draw.colours import TONES, scale_end
 from qkv.see.draw.terminal import Screen, prose, to_line, with_a_width
 from qkv.see.page.html import document, encode, fragment, picture
 from qkv.see.page.payload import payload_of, start_at, text_payload
@@ -26,7 +26,6 @@ from qkv.text.tokenized import unknown_in
 from qkv.trace import Trace
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from rich.console import Console
     from rich.text import Text
 
@@ -75,8 +74,7 @@ class View(ABC):
     """A view of attention that can be printed, or exported as a page, an image or numbers.
 
     A notebook displays a view automatically. Elsewhere, call `print()`, `str(view)`,
-    `to_html(path)`, `to_png(path)`, `to_svg(path)`, `figure()` or `svg()`. `to_dict()` returns the
-    numbers.
+    `to_html(path)`, `to_png(path)`, `to_svg(path)` or `svg()`. `to_dict()` returns the numbers.
 
     Attributes:
         theme: "auto", "light" or "dark", the theme of the page.
@@ -152,17 +150,21 @@ class View(ABC):
         with replacing(path) as file:
             file.write(data)
 
+    @public_call("to_png")
     def to_png(self, path: StrPath) -> None:
-        """Write `figure()` to a PNG file; a failed write does not change the file."""
-        figure.write_png(self.figure(), path)
+        """Write `svg()` as a PNG file, at twice the size; a failed write does not change the file.
+
+        Raises:
+            ImportError: the extra `png` is not installed.
+            ValueError: no font on this machine has a character of the picture.
+        """
+        data = png.render(self.svg(), TONES["dark" if self.theme == "dark" else "light"].paper)
+        with replacing(path) as file:
+            file.write(data)
 
     def to_dict(self) -> Json:
         """Return the view's numbers for JSON; numbers that are unknown or not finite are None."""
         return dict(finite(self._numbers() | {"notes": self.notes}))
-
-    def figure(self) -> "Figure":
-        """Draw the panels as a matplotlib figure, in the colours of the theme."""
-        return figure.draw(self.title, self._below(), self.panels(), dark=self.theme == "dark")
 
     def svg(self) -> str:
         """Draw the panels as SVG, in the colours of the theme."""
@@ -485,11 +487,6 @@ def movement_table(heads: Heads, moved: Movement) -> panels.Table:
 def arrows(before: Any, after: Any, names: Names, alone: Names | None = None) -> panels.Arrows:
     """Show the directions of vectors `(n, D)` before and after attention, in their PCA plane."""
     plane = fit_plane(before, after, unit=True)
-    if len(names) != len(plane.original):
-        raise value_error(
-            f"there are {len(plane.original)} vectors, but {len(names)} tokens; "
-            "pass one token for each vector"
-        )
     return panels.Arrows(
         title="Words before and after attention",
         before=plane.original,
