@@ -58,7 +58,6 @@ def _draw_lines(parts: Sequence[Drawing]) -> Drawn:
         ],
         names=across.names,
         ends=(float(finite.min()), float(finite.max())),
-        along=across.kind,
         shown_in=PICTURE,
     )
     form = panels.number_format(finite)

@@ -42,7 +42,6 @@ class Tone(NamedTuple):
         dim: the colour of notes.
         line: the colour of lines and frames.
         faint: the colour of less important elements.
-        grid: the colour of the grid of a chart.
         before: the colour of vectors before attention.
         after: the colour of vectors after attention.
     """
@@ -53,7 +52,6 @@ class Tone(NamedTuple):
     dim: str
     line: str
     faint: str
-    grid: str
     before: str
     after: str
 
@@ -80,7 +78,7 @@ THEMES = {
     for name, table in _TABLES["themes"].items()
 }
 TONES = {name: Tone(name, **table) for name, table in _TABLES["tones"].items()}
-_, _, INK, DIM, LINE, FAINT, _, BEFORE, AFTER = TONES["light"]
+_, _, INK, DIM, LINE, FAINT, BEFORE, AFTER = TONES["light"]
 
 
 def shade(share: float, theme: str = "light") -> str:

@@ -232,14 +232,12 @@ class Lines(Panel):
         lines: the lines.
         names: the names at positions 0, 1 and so on.
         ends: the lower and the upper end of the numbers on the vertical axis.
-        along: the label of the horizontal axis, such as "layer" if each name stands for a layer.
         numbered: whether each number is written beside its point.
     """
 
     lines: Sequence[ChartLine]
     names: Sequence[str]
     ends: tuple[float, float]
-    along: str = ""
     numbered: bool = False
 
     @property
@@ -667,9 +665,7 @@ _DIRECTIONS = (0, 8, 4, 12, 2, 14, 6, 10, 1, 15, 7, 9, 3, 5, 11, 13)
 _FAR = 14.0  # at larger distances, a line joins the label to its point
 
 
-def place_labels(
-    labels: Sequence[Label], before: Array, after: Array, area: Box, unit: float = 1.0
-) -> Iterator[Spot]:
+def place_labels(labels: Sequence[Label], before: Array, after: Array, area: Box) -> Iterator[Spot]:
     """Place labels near their points; yield `(box, line end)`, or None if a label does not fit.
 
     The method is greedy: each label takes the nearest position that overlaps no earlier label.
@@ -684,27 +680,26 @@ def place_labels(
         before: `(n, 2)`, the starts of the arrows, which labels should not cover.
         after: `(n, 2)`, the ends of the arrows.
         area: the left, lower, right and upper edges of the area for labels.
-        unit: the size of a pixel.
     """
     taken: list[Box] = []
     points, dots = on_arrows(before, after), np.concatenate([before, after])
     for label in labels:
-        box, point = _free_box(label, points, dots, area, unit, taken), label[0]
+        box, point = _free_box(label, points, dots, area, taken), label[0]
         if box is None:
             yield None
             continue
         taken.append(box)
         nearest = min(max(point[0], box[0]), box[2]), min(max(point[1], box[1]), box[3])
-        yield box, nearest if math.dist(point, nearest) > _FAR * unit else None
+        yield box, nearest if math.dist(point, nearest) > _FAR else None
 
 
 def _free_box(
-    label: Label, points: Array, dots: Array, area: Box, unit: float, taken: Sequence[Box]
+    label: Label, points: Array, dots: Array, area: Box, taken: Sequence[Box]
 ) -> Box | None:
     """Find a free box in the area for a label, as near to the label's point as possible."""
     (x, y), (width, height) = label
     for ring in range(100):
-        radius = (5 + 4 * ring) * unit
+        radius = 5 + 4 * ring
         for direction in _DIRECTIONS:
             along, up = math.cos(direction * math.pi / 8), math.sin(direction * math.pi / 8)
             left = x + radius * along + (along - 1) / 2 * width
@@ -714,15 +709,12 @@ def _free_box(
                 continue
             if any(left < b[2] and b[0] < right and low < b[3] and b[1] < high for b in taken):
                 continue
-            margin = 2 * unit
-            inside = (points > (left - margin, low - margin)) & (
-                points < (right + margin, high + margin)
-            )
+            inside = (points > (left - 2, low - 2)) & (points < (right + 2, high + 2))
             away = np.stack([(x, y), *dots])
             away = np.hypot(*(away - np.clip(away, (left, low), (right, high))).T)
             if ring < 12 and inside.all(axis=1).any():
                 continue
-            if away.min() < away[0] - 0.1 * unit and away[0] <= _FAR * unit:
+            if away.min() < away[0] - 0.1 and away[0] <= _FAR:
                 continue  # without a line, the label would seem to name another point
             return box
     return None

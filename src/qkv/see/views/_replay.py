@@ -89,7 +89,7 @@ class ReplayView(HeadShown):
     def _charts(self) -> list[Panel]:
         """Show each score of the head, and the loss, as lines over the steps."""
         replay, knots = self.replay, self.replay.knots
-        names, along = [f"{knot:,}" for knot in knots], "training step"
+        names = [f"{knot:,}" for knot in knots]
 
         def line(points: Sequence[tuple[float, float]], *style: Any) -> ChartLine:
             xs = np.interp([step for step, _ in points], knots, range(len(knots))).tolist()
@@ -106,17 +106,20 @@ class ReplayView(HeadShown):
         ]
         charts: list[Panel] = [
             Lines(
-                title=f"Scores of {self.where}",
-                lines=scores, names=names, ends=(0.0, 1.0), along=along, shown_in=PICTURE,
+                title=f"Scores of {self.where}, by training step",
+                lines=scores, names=names, ends=(0.0, 1.0), shown_in=PICTURE,
             )
         ]  # fmt: skip
         if replay.losses:
             points = [(x, y) for x, y in snapshots.thin(replay.losses, snapshots.MOST_LOSSES)]
             ends = min(y for _, y in points), max(y for _, y in points)
             loss = Lines(
-                title="Loss", lines=[line(points, "", INK)], names=names, ends=ends, along=along,
+                title="Loss, by training step",
+                lines=[line(points, "", INK)],
+                names=names,
+                ends=ends,
                 shown_in=PICTURE,
-            )  # fmt: skip
+            )
             charts.append(loss)
         return charts
 
