@@ -1,1 +1,1 @@
-"""Blind trials of `qkv conform`: their writers had not seen the list of known defects."""
+"""Planted kernels, defective and correct, which `qkv conform` must judge."""

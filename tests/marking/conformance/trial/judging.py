@@ -1,4 +1,4 @@
-"""Judge the kernels of all trials, and compare the cards with the tables.
+"""Judge the planted kernels, and compare the cards with the tables.
 
 `make judge` runs this module as a program: it judges all kernels by all cases, in two processes.
 """
@@ -6,43 +6,63 @@
 import sys
 import time
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from qkv_marking.conformance.card import conform
 from qkv_marking.conformance.report import Report
 
-from .correct import CORRECT, GRADIENTS
-from .fifth_table import FIFTH, FIFTH_RIGHT
-from .fourth_table import FOURTH
-from .second_table import RIGHT, RIGHT_GRADIENTS, SECOND
-from .seventh_table import SEVENTH, SEVENTH_RIGHT, SEVENTH_RIGHT_GRADIENTS
-from .sixth_table import SIXTH, SIXTH_RIGHT, SIXTH_RIGHT_GRADIENTS
-from .table import DEFECTIVE, Entry
-from .third_table import THIRD
+from .decode import DECODE
+from .dtypes import DTYPES
+from .entry import Entry, change
+from .foreign import FOREIGN
+from .gradients import GRADIENTS
+from .heads import HEADS
+from .masks import MASKS
+from .right import RIGHT
+from .right_full import RIGHT_FULL, RIGHT_GRADIENTS
+from .scores import SCORES
+from .sinks import SINKS
+from .softmax import SOFTMAX
+from .tiles import TILES
 
-
-class Trial(NamedTuple):
-    """The kernels of a trial; `gradients` holds the backward passes of correct kernels."""
-
-    defective: list[Entry]
-    correct: list[Any]
-    gradients: Mapping[Any, Any]
-
-
-TRIALS = {
-    "first": Trial(DEFECTIVE, CORRECT, GRADIENTS),
-    "second to fourth": Trial([*SECOND, *THIRD, *FOURTH], RIGHT, RIGHT_GRADIENTS),
-    "fifth": Trial(FIFTH, FIFTH_RIGHT, {}),
-    "sixth": Trial(SIXTH, SIXTH_RIGHT, SIXTH_RIGHT_GRADIENTS),
-    "seventh": Trial(SEVENTH, SEVENTH_RIGHT, SEVENTH_RIGHT_GRADIENTS),
+TABLES = {
+    "masks": MASKS,
+    "scores": SCORES,
+    "softmax": SOFTMAX,
+    "tiles": TILES,
+    "sinks": SINKS,
+    "decode": DECODE,
+    "dtypes": DTYPES,
+    "heads": HEADS,
+    "gradients": GRADIENTS,
+    "foreign": FOREIGN,
+}
+DEFECTIVE = {f"{table}.{name}": it for table, them in TABLES.items() for name, it in them.items()}
+_ALL = (
+    "attn_mask is_causal q_offset window bias alibi_slopes softcap sinks scale query_lengths"
+    " key_lengths return_weights return_lse"
+)
+_BASES = {
+    "plain": change("plain", {}, _ALL),
+    "tiled": change("tiled", {}, _ALL),
+    "split": change("split", {}, _ALL.replace(" return_weights", "")),
+}
+CORRECT = _BASES | {
+    getattr(it, "__name__", "") or type(getattr(it, "func", it)).__name__: it
+    for it in (*RIGHT, *RIGHT_FULL)
+}
+CORRECT_GRADIENTS = RIGHT_GRADIENTS | {
+    _BASES["plain"]: change(
+        "backward", {}, "attn_mask is_causal q_offset window bias softcap scale key_lengths"
+    )
 }
 
 
 class Verdict(NamedTuple):
-    """What the card says of a kernel of the trial.
+    """What the card says of a defective kernel.
 
     Attributes:
         bad: the wrong features, and the fragile feature if the table expects it.
@@ -66,34 +86,28 @@ def judge(function, gradient=None, features: Collection[str] | None = None) -> R
 
 def decide(entry: Entry, report: Report) -> Verdict:
     """Compare a card with the table."""
-    fragile = {entry.feature: "fragile"}
+    feature, words = next(iter(entry.card.items()))
+    fragile = {feature: "fragile"}
     bad = [f for f, status in report.features.items() if status in ("wrong", fragile.get(f))]
-    placed = [f for f in (entry.feature, *entry.also) if f in bad]
+    placed = [f for f in entry.card if f in bad]
     # an explanation and a message are names of the defect; an error alone is none
     findings = {f: report.findings[f] for f in placed}
     names = [report.remark(f) for f, it in findings.items() if it.explanation or it.case.message]
     name = names[0] if names else ""
-    return Verdict(tuple(bad), tuple(placed), name, bool(entry.named) and entry.named in name)
+    return Verdict(tuple(bad), tuple(placed), name, bool(words) and words in name)
 
 
-def name_of(function) -> str:
-    """Return the name of a kernel, which may be an object or a functools.partial."""
-    return getattr(function, "__name__", "") or type(getattr(function, "func", function)).__name__
-
-
-def _judge_number(name: str, number: int) -> tuple[Report, float]:
+def _judge_named(name: str) -> tuple[Report, float]:
     start = time.perf_counter()
-    trial = TRIALS[name]
-    if number < len(trial.defective):
-        report = judge(trial.defective[number].function, trial.defective[number].gradient)
+    if name in DEFECTIVE:
+        report = judge(*DEFECTIVE[name].functions())
     else:
-        function = trial.correct[number - len(trial.defective)]
-        report = judge(function, trial.gradients.get(function))
+        report = judge(CORRECT[name], CORRECT_GRADIENTS.get(CORRECT[name]))
     return report, time.perf_counter() - start
 
 
 class _Counts(NamedTuple):
-    """How many of the defective kernels of a trial were found and named, or misnamed."""
+    """How many of the defective kernels were found and named, or misnamed."""
 
     kernels: int
     found: int
@@ -112,12 +126,12 @@ class _Counts(NamedTuple):
         )
 
     def limits(self) -> "_Counts":
-        """Return what a trial of this size demands; of 60 kernels: 57, 57, 50 and at most 2."""
+        """Return what is demanded; of 60 kernels: 57, 57, 50 and at most 2."""
         found = -(-self.kernels * 19 // 20)
         return _Counts(self.kernels, found, found, -(-self.kernels * 5 // 6), self.kernels // 30)
 
     def lines(self) -> Iterator[str]:
-        """Yield the counts, beside what the trial demands."""
+        """Yield the counts, beside what is demanded."""
         least = self.limits()
         yield f"found: {self.found} of {self.kernels} (at least {least.found})"
         yield f"at the right feature: {self.placed} (at least {least.placed})"
@@ -125,42 +139,35 @@ class _Counts(NamedTuple):
         yield f"misnamed: {self.misnamed} (at most {least.misnamed})"
 
     def is_short(self) -> bool:
-        """Return whether the trial demands more."""
+        """Return whether more is demanded."""
         least = self.limits()
         short = self.found < least.found or self.placed < least.placed or self.named < least.named
         return short or self.misnamed > least.misnamed
 
 
-def _judge_trial(name: str, pool: ProcessPoolExecutor) -> bool:
-    """Print the verdict on each kernel of a trial; return whether the trial demands more."""
-    trial = TRIALS[name]
+def main() -> int:
+    """Judge all kernels and print the verdicts; return 1 if more is demanded."""
     verdicts, accused, seconds = [], 0, []
-    numbers = range(len(trial.defective) + len(trial.correct))
-    results = pool.map(_judge_number, [name] * len(numbers), numbers)
-    for entry, (report, took) in zip(trial.defective, results, strict=False):
-        verdict = decide(entry, report)
-        verdicts.append(verdict)
-        seconds.append(took)
-        where = ", ".join(verdict.placed or verdict.bad) or "NOT FOUND"
-        mark = "named" if verdict.named else "MISNAMED" if verdict.name else "NOT NAMED"
-        print(f"{name_of(entry.function)} ({took:.1f} s): {where}; {mark}", flush=True)
-        print(f"    the table: {entry.says}\n    the card:  {verdict.name}")
-    for function, (report, took) in zip(trial.correct, results, strict=True):
-        wrong = [feature for feature, status in report.features.items() if status == "wrong"]
-        accused += bool(wrong)
-        seconds.append(took)
-        print(f"{name_of(function)} ({took:.1f} s): {', '.join(wrong) or 'right'}", flush=True)
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        names = [*DEFECTIVE, *CORRECT]
+        for name, (report, took) in zip(names, pool.map(_judge_named, names), strict=True):
+            seconds.append(took)
+            if name in CORRECT:
+                wrong = [feature for feature, it in report.features.items() if it == "wrong"]
+                accused += bool(wrong)
+                print(f"{name} ({took:.1f} s): {', '.join(wrong) or 'right'}", flush=True)
+                continue
+            verdict = decide(DEFECTIVE[name], report)
+            verdicts.append(verdict)
+            where = ", ".join(verdict.placed or verdict.bad) or "NOT FOUND"
+            mark = "named" if verdict.named else "MISNAMED" if verdict.name else "NOT NAMED"
+            print(f"{name} ({took:.1f} s): {where}; {mark}", flush=True)
+            print(f"    the table: {DEFECTIVE[name].says}\n    the card:  {verdict.name}")
     counts = _Counts.of(verdicts)
-    print(f"The {name} trial", *counts.lines(), sep="\n")
-    print(f"correct kernels called wrong: {accused} of {len(trial.correct)} (0)")
+    print(*counts.lines(), sep="\n")
+    print(f"correct kernels called wrong: {accused} of {len(CORRECT)} (0)")
     print(f"a whole card takes {sum(seconds) / len(seconds):.1f} s, at most {max(seconds):.1f} s")
     return counts.is_short() or accused > 0
-
-
-def main() -> int:
-    """Judge all trials; return 1 if one of them demands more."""
-    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        return max([_judge_trial(name, pool) for name in TRIALS])
 
 
 if __name__ == "__main__":

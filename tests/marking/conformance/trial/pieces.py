@@ -1,8 +1,13 @@
-"""Pieces that several kernels of the trial share. All of them are right."""
+"""Pieces that several kernels share. All of them are right."""
 
 import functools
+import math
 
 import numpy as np
+
+HIDE = -np.inf
+LOG2E = math.log2(math.e)
+LN2 = math.log(2.0)
 
 
 def quiet(function):
@@ -16,25 +21,111 @@ def quiet(function):
     return inner
 
 
-def double(*arrays):
-    """Convert the arrays to float64."""
-    return [np.asarray(x).astype(np.float64) for x in arrays]
+def wide(*arrays):
+    return tuple(np.asarray(a).astype(np.float64) for a in arrays)
 
 
-def spread(x, heads):
-    """Repeat each key head for its group of query heads."""
-    return np.repeat(x, heads // x.shape[1], axis=1)
+def ratio(query, key):
+    return query.shape[1] // key.shape[1]
+
+
+def spread(x, r):
+    return np.repeat(x, r, axis=1)
+
+
+def starts(q_offset, B, L, S):
+    if q_offset is None or isinstance(q_offset, str):
+        q_offset = 0 if q_offset == "start" else S - L
+    return np.broadcast_to(np.asarray(q_offset).astype(np.int64).reshape(-1), (B,))
+
+
+def places(q_offset, B, L, S):
+    return starts(q_offset, B, L, S)[:, None] + np.arange(L)
+
+
+def sight(
+    shape,
+    is_causal=False,
+    q_offset=None,
+    window=None,
+    key_lengths=None,
+    attn_mask=None,
+    bias=None,
+):
+    """Which keys each query sees, as booleans (B, H, L, S); -inf in a float mask or bias hides."""
+    B, _, L, S = shape
+    seen = np.ones(shape, dtype=bool)
+    at = places(q_offset, B, L, S)[:, None, :, None]
+    j = np.arange(S)
+    if is_causal:
+        seen &= j <= at
+    if window is not None:
+        left, right = window
+        if left is not None:
+            seen &= j >= at - left
+        if right is not None:
+            seen &= j <= at + right
+    if key_lengths is not None:
+        seen &= j < np.asarray(key_lengths).reshape(B, 1, 1, 1)
+    if attn_mask is not None:
+        attn_mask = np.asarray(attn_mask)
+        seen &= attn_mask if attn_mask.dtype == bool else ~np.isneginf(attn_mask)
+    if bias is not None:
+        seen &= ~np.isneginf(np.asarray(bias))
+    return seen
+
+
+def sink_table(sinks, H):
+    """Sinks as (H, n): each head may have several."""
+    return np.asarray(sinks).astype(np.float64).reshape(H, -1)
+
+
+def one_sink(sinks, H):
+    """Sinks as (H,), or an error."""
+    sinks = np.asarray(sinks)
+    if sinks.shape != (H,):
+        raise ValueError("only one sink a head is supported, of shape (H,)")
+    return sinks.astype(np.float64)
+
+
+def only_bool(attn_mask):
+    attn_mask = np.asarray(attn_mask)
+    if attn_mask.dtype != bool:
+        raise TypeError("this kernel takes boolean masks only")
+    return attn_mask
 
 
 def softmax(scores):
-    """Return the softmax of each row; a row of nothing but -inf gets zeros."""
-    peak = scores.max(axis=-1, keepdims=True, initial=-np.inf)
-    weights = np.exp(scores - np.where(peak == -np.inf, 0, peak))
-    total = weights.sum(axis=-1, keepdims=True)
-    return weights / np.where(total == 0, 1, total)
+    """Softmax of masked scores, and its LSE; rows of nothing but -inf give zeros."""
+    m = scores.max(axis=-1, keepdims=True, initial=HIDE)
+    e = np.exp(scores - np.where(np.isneginf(m), 0.0, m))
+    sums = e.sum(axis=-1, keepdims=True)
+    return e / np.where(sums == 0, 1.0, sums), (m + np.log(sums))[..., 0]
 
 
-def mix(weights, value):
+def mix(p, seen, x):
+    """Compute p @ x, where an unseen number of x counts for nothing, whatever it holds."""
+    ok = np.isfinite(x)
+    if ok.all():
+        return p @ x
+    out = p @ np.where(ok, x, 0)
+    bad = ~ok
+    for j in np.flatnonzero(bad.any(axis=-1).reshape(-1, x.shape[-2]).any(axis=0)):
+        hit = seen[..., :, j, None] & bad[..., j, None, :]
+        out = out + np.where(hit, p[..., :, j, None] * x[..., j, None, :], 0)
+    return out
+
+
+def pack(out, weights=None, lse=None, return_weights=False, return_lse=False):
+    answer = (out,)
+    if return_weights:
+        answer += (weights,)
+    if return_lse:
+        answer += (lse,)
+    return answer if len(answer) > 1 else out
+
+
+def weigh(weights, value):
     """Return weights @ value, but a weight of 0 silences even NaN and infinity."""
     odd = ~np.isfinite(value)
     out = weights @ np.where(odd, 0, value)
@@ -43,41 +134,33 @@ def mix(weights, value):
     return out
 
 
-def masked(scores, mask):
-    """Apply a mask: False hides a key; floats are added, and -inf hides."""
-    if mask is None:
-        return scores
+def split_mask(mask):
+    """Return which keys a mask or bias leaves visible, and what it adds to scores."""
     if mask.dtype == bool:
-        return np.where(mask, scores, -np.inf)
-    mask = mask.astype(np.float64)
-    return np.where(mask == -np.inf, -np.inf, scores + mask)
+        return mask, 0.0
+    return mask != HIDE, np.where(mask == HIDE, 0, mask).astype(np.float64)
 
 
-def starts(q_offset, L, S, batch):
-    """Return the place of query 0 among the keys, for each row of the batch: (B, 1, 1, 1)."""
-    if q_offset is None or isinstance(q_offset, str):
-        q_offset = 0 if q_offset == "start" else S - L
-    return np.broadcast_to(np.asarray(q_offset), (batch,)).reshape(batch, 1, 1, 1)
+def finite(x):
+    """Replace -inf by 0."""
+    return np.where(x == HIDE, 0, x)
 
 
-def ahead(L, S, start):
-    """Return how far each key lies ahead of each query."""
-    return np.arange(S) - (np.arange(L)[:, None] + start)
+def answer(query, out, weights, lse, return_weights, return_lse):
+    """Return the output in the type of the query, the others in float32 or float64."""
+    kind = np.float64 if query.dtype == np.float64 else np.float32
+    return pack(
+        out.astype(query.dtype), weights.astype(kind), lse.astype(kind), return_weights, return_lse
+    )
 
 
-def within(length, S):
-    """Return which keys lie within the lengths: (B, 1, 1, S)."""
-    return np.arange(S) < np.reshape(length, (-1, 1, 1, 1))
-
-
-def log_sum(scores):
-    """Return the log of the sum of exponentials of each row; -inf if the row is empty."""
-    peak = scores.max(axis=-1, initial=-np.inf)
-    safe = np.where(peak == -np.inf, 0, peak)
-    with np.errstate(divide="ignore"):
-        return safe + np.log(np.exp(scores - safe[..., None]).sum(axis=-1))
-
-
-def like(x, query):
-    """Convert weights or LSE to float64 for float64 inputs, otherwise to float32."""
-    return x.astype(np.float64 if query.dtype == np.float64 else np.float32)
+def as_contiguous(x, dense=False):
+    """Read x as if it were contiguous; if dense, as if only its last axis were."""
+    steps = [*x.strides[:-1], x.itemsize] if dense else [x.itemsize]
+    while len(steps) < x.ndim:
+        steps.insert(0, steps[0] * x.shape[x.ndim - len(steps)])
+    reach = sum((n - 1) * step for n, step in zip(x.shape, x.strides, strict=True))
+    need = sum((n - 1) * step for n, step in zip(x.shape, steps, strict=True))
+    if x.size == 0 or min(x.strides) <= 0 or need > reach:
+        return x
+    return np.lib.stride_tricks.as_strided(x, x.shape, steps, writeable=False)

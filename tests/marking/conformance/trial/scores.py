@@ -1,304 +1,318 @@
-"""Defective kernels: scale, bias, softcap, ALiBi, and the arithmetic of exponentials."""
-
-import functools
-import math
-
-import numpy as np
-
-from .pieces import ahead, double, masked, mix, softmax, spread, starts, within
-
-
-def decode_forgets_scale(query, key, value, scale=None):
-    """The path for a single query does not multiply by the scale.
-
-    https://github.com/ROCm/composable_kernel/pull/526
-    """
-    q, k, v = double(query, spread(key, query.shape[1]), spread(value, query.shape[1]))
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    if query.shape[2] == 1:
-        scores = np.sum(q * k, axis=-1)[:, :, None, :]
-    else:
-        scores = factor * np.einsum("bhld,bhsd->bhls", q, k)
-    return mix(softmax(scores), v).astype(query.dtype)
-
-
-def scale_argument_ignored(query, key, value, scale=None):
-    """The kernel always uses 1 / sqrt(d), whatever scale it is given.
-
-    https://github.com/bo-ke/llm-internal-medicine/pull/47
-    """
-    group = query.shape[1] // key.shape[1]
-    q, k, v = double(query, key, value)
-    scores = np.stack(
-        [q[:, h] @ k[:, h // group].swapaxes(-1, -2) for h in range(query.shape[1])], axis=1
-    )
-    weights = softmax(scores * query.shape[-1] ** -0.5)
-    out = [weights[:, h] @ v[:, h // group] for h in range(query.shape[1])]
-    return np.stack(out, axis=1).astype(query.dtype)
-
-
-def scale_after_softmax(query, key, value, attn_mask=None):
-    """The scale multiplies the weights after the softmax, not the scores before it.
-
-    https://github.com/FrancescoSaverioZuppichini/ViT/issues/2
-    """
-    q, k, v = double(query, spread(key, query.shape[1]), spread(value, query.shape[1]))
-    energy = masked(np.einsum("bhqd,bhkd->bhqk", q, k), attn_mask)
-    att = softmax(energy) * query.shape[-1] ** -0.5
-    return mix(att, v).astype(query.dtype)
-
-
-def scale_of_value_size(query, key, value, is_causal=False):
-    """The default scale is 1 / sqrt(size of a value) instead of 1 / sqrt(size of a query).
-
-    own
-    """
-    L, S, dv = query.shape[2], key.shape[2], value.shape[3]
-    q, k, v = double(query, spread(key, query.shape[1]), spread(value, query.shape[1]))
-    scores = (q / math.sqrt(dv)) @ k.swapaxes(2, 3)
-    if is_causal:
-        scores = np.where(ahead(L, S, S - L) <= 0, scores, -np.inf)
-    return mix(softmax(scores), v).astype(query.dtype)
-
-
-def bias_scaled_with_scores(query, key, value, bias=None, scale=None):
-    """The scale is fused into the softmax, so that it multiplies the bias too.
-
-    https://github.com/NVIDIA/TransformerEngine/pull/103
-    """
-
-    def fused_scale_softmax(x, factor):
-        return softmax(np.where(x == -np.inf, -np.inf, x * factor))
-
-    q, k, v = double(query, spread(key, query.shape[1]), spread(value, query.shape[1]))
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
-    logits = masked(q @ k.transpose(0, 1, 3, 2), bias)
-    return mix(fused_scale_softmax(logits, factor), v).astype(query.dtype)
-
-
-def float_mask_weakened_in_decode(query, key, value, attn_mask=None):
-    """For a single query, a float mask is multiplied by 1 / sqrt(d).
-
-    https://github.com/tenstorrent/tt-metal/pull/56406
-    """
-    H, L, d = query.shape[1:]
-    q, k, v = double(query, spread(key, H), spread(value, H))
-    factor = 1 / np.sqrt(d)
-    scores = (q * factor) @ k.swapaxes(-1, -2)
-    if attn_mask is not None and attn_mask.dtype != bool and L == 1:
-        attn_mask = attn_mask.astype(np.float64) * factor
-    return mix(softmax(masked(scores, attn_mask)), v).astype(query.dtype)
-
-
-def softcap_after_mask(query, key, value, attn_mask=None, softcap=None):
-    """The softcap comes after the mask, so that hidden scores become -softcap, not -inf.
-
-    https://github.com/onnx/onnx/issues/7865
-    """
-    q, k, v = double(query, spread(key, query.shape[1]), spread(value, query.shape[1]))
-    scores = masked(q @ k.swapaxes(-1, -2) / math.sqrt(query.shape[-1]), attn_mask)
-    if softcap:
-        scores = softcap * np.tanh(scores / softcap)
-    return mix(softmax(scores), v).astype(query.dtype)
-
-
-def softcap_after_bias(query, key, value, *, bias=None, softcap=None):
-    """The bias is added before the softcap, so that the softcap squeezes the bias.
-
-    https://github.com/microsoft/onnxruntime/pull/28379
-    """
-    q, k, v = double(query, spread(key, query.shape[1]), spread(value, query.shape[1]))
-    scores = np.matmul(q, np.moveaxis(k, 3, 2)) * query.shape[-1] ** -0.5
-    hidden = np.zeros((), bool)
-    if bias is not None:
-        hidden = bias == -np.inf
-        scores = scores + np.where(hidden, 0, bias).astype(np.float64)
-    if softcap is not None:
-        scores = np.tanh(scores / softcap) * softcap
-    return mix(softmax(np.where(hidden, -np.inf, scores)), v).astype(query.dtype)
-
-
-def softcap_inside_tanh_only(query, key, value, softcap=None):
-    """The softcap multiplies the scores inside tanh: tanh(softcap * scores).
-
-    https://github.com/microsoft/onnxruntime/pull/21683
-    """
-    H = query.shape[1]
-    q, k, v = double(query, spread(key, H), spread(value, H))
-    scores = np.einsum("...ld,...sd->...ls", q, k) / np.sqrt(query.shape[-1])
-    if softcap is not None:
-        np.tanh(scores * softcap, out=scores)
-    return np.einsum("...ls,...sv->...lv", softmax(scores), v).astype(query.dtype)
-
-
-class SoftcapOffInDecode:
-    """The kernel for a single query is called with a softcap of 0, which means none.
-
-    https://github.com/vllm-project/vllm-metal/issues/665
-    """
-
-    def __call__(self, query, key, value, softcap=None, key_lengths=None):
-        """Choose the kernel."""
-        if query.shape[2] == 1:
-            return self.paged(query, key, value, 0.0, key_lengths)
-        return self.paged(query, key, value, softcap or 0.0, key_lengths)
-
-    @staticmethod
-    def paged(query, key, value, cap, key_lengths):
-        """Compute the attention."""
-        H, S = query.shape[1], key.shape[2]
-        q, k, v = double(query, spread(key, H), spread(value, H))
-        scores = q @ k.swapaxes(-1, -2) / math.sqrt(query.shape[-1])
-        if cap > 0:
-            scores = cap * np.tanh(scores / cap)
-        if key_lengths is not None:
-            scores = np.where(within(key_lengths, S), scores, -np.inf)
-        return mix(softmax(scores), v).astype(query.dtype)
-
-
-softcap_off_in_decode = SoftcapOffInDecode()
-
-
-def alibi_zero_in_decode(query, key, value, alibi_slopes=None, q_offset=None):
-    """ALiBi is built over the queries, so a single query gets a distance of 0 to all keys.
-
-    https://github.com/keras-team/keras-hub/pull/2862
-    """
-    B, H, L, d = query.shape
-    S = key.shape[2]
-    q, k, v = double(query, spread(key, H), spread(value, H))
-    scores = q @ k.swapaxes(-1, -2) / math.sqrt(d)
-    if alibi_slopes is not None:
-        far = np.abs(ahead(L, S, starts(q_offset, L, S, B)))
-        if L == 1:
-            far = np.zeros((1, 1, 1, 1))
-        scores = scores - np.reshape(alibi_slopes, (H, 1, 1)).astype(np.float64) * far
-    return mix(softmax(scores), v).astype(query.dtype)
-
-
-def alibi_slope_of_previous_head(query, key, value, alibi_slopes=None, is_causal=False):
-    """Head h uses the slope of head h - 1, and head 0 a slope of 1.
-
-    https://github.com/paiml/aprender/pull/2143
-    """
-    B, H, L, d = query.shape
-    S = key.shape[2]
-    place = ahead(L, S, S - L)
-    out = np.empty((B, H, L, value.shape[3]))
-    for h in range(H):
-        own = h * key.shape[1] // H
-        q, k, v = double(query[:, h], key[:, own], value[:, own])
-        scores = q @ k.swapaxes(-1, -2) / math.sqrt(d)
-        if alibi_slopes is not None:
-            slope = 1.0 if h == 0 else float(alibi_slopes[h - 1])
-            scores = scores - slope * np.abs(place)
-        if is_causal:
-            scores = np.where(place <= 0, scores, -np.inf)
-        out[:, h] = mix(softmax(scores), v)
-    return out.astype(query.dtype)
-
-
-class AlibiFromCache:
-    """ALiBi is cached by its shape, so that other slopes or offsets get the first call's matrix.
-
-    https://github.com/ml-explore/mlx/pull/3071
-    """
-
-    def __init__(self):
-        """Start without a matrix."""
-        self.cache = {}
-
-    def __call__(self, query, key, value, alibi_slopes=None, q_offset=None):
-        """Compute the attention."""
-        B, H, L, d = query.shape
-        S = key.shape[2]
-        q, k, v = double(query, spread(key, H), spread(value, H))
-        scores = q @ k.swapaxes(-1, -2) / math.sqrt(d)
-        if alibi_slopes is not None:
-            if scores.shape not in self.cache:
-                slopes = np.asarray(alibi_slopes, np.float64)[:, None, None]
-                far = np.abs(ahead(L, S, starts(q_offset, L, S, B)))
-                self.cache[scores.shape] = -slopes * far
-            scores += self.cache[scores.shape]
-        return mix(softmax(scores), v).astype(query.dtype)
-
-
-alibi_from_cache = AlibiFromCache()
-
-
-def alibi_rewards_the_future(query, key, value, alibi_slopes=None, is_causal=False):
-    """ALiBi adds slope * (j - i) without abs, so that keys after the query gain.
-
-    own
-    """
-    H, L, d = query.shape[1:]
-    S = key.shape[2]
-    place = ahead(L, S, S - L)
-    q, k, v = double(query, spread(key, H), spread(value, H))
-    scores = q @ k.swapaxes(-1, -2) / math.sqrt(d)
-    if alibi_slopes is not None:
-        scores += np.multiply.outer(np.asarray(alibi_slopes, np.float64), place)
-    if is_causal:
-        scores[..., place > 0] = -np.inf
-    return mix(softmax(scores), v).astype(query.dtype)
-
-
-def _with_exponential(exponential, query, key, value, is_causal=False, scale=None):
-    """Compute the attention with a given exponential function."""
-    H, L, d = query.shape[1:]
-    S = key.shape[2]
-    q, k, v = double(query, spread(key, H), spread(value, H))
-    scores = q @ k.swapaxes(-1, -2) * (1 / math.sqrt(d) if scale is None else scale)
-    scores = np.where(ahead(L, S, S - L) <= (0 if is_causal else S + L), scores, -np.inf)
-    peak = scores.max(axis=-1, keepdims=True, initial=-np.inf)
-    parts = exponential(scores - np.where(peak == -np.inf, 0, peak))
-    total = parts.sum(axis=-1, keepdims=True)
-    return mix(parts / np.where(total == 0, 1, total), v).astype(query.dtype)
-
-
-def _exponential_from_bits(x):
-    """Write the exponent's bits of a float32 (Schraudolph 1999)."""
-    bits = np.maximum(x * (2**23 / math.log(2)) + (127 * 2**23 - 366393), 0)
-    with np.errstate(invalid="ignore"):
-        near = bits.astype(np.int32).view(np.float32).astype(np.float64)
-    return np.where(np.isnan(x), x, near)
-
-
-fast_exponential = functools.partial(_with_exponential, _exponential_from_bits)
-fast_exponential.__doc__ = """The exponential is an approximation with an error of a few percent.
-
-own
-"""
-
-
-def epsilon_in_denominator(query, key, value, attn_mask=None, *, epsilon=1e-4):
-    """The sum of exponentials has 1e-4 added, so that the weights sum to less than 1.
-
-    own
-    """
-    H = query.shape[1]
-    q, k, v = double(query, spread(key, H), spread(value, H))
-    scores = masked(q @ k.swapaxes(-1, -2) / math.sqrt(query.shape[-1]), attn_mask)
-    peak = scores.max(axis=-1, keepdims=True, initial=-np.inf)
-    parts = np.exp(scores - np.where(peak == -np.inf, 0, peak))
-    return mix(parts / (parts.sum(axis=-1, keepdims=True) + epsilon), v).astype(query.dtype)
-
-
-def products_in_int8(query, key, value, is_causal=False):
-    """Queries and keys are rounded to 8 bits, each vector with its own factor.
-
-    own
-    """
-
-    def to_int8(x):
-        step = np.abs(x).max(axis=-1, keepdims=True, initial=0) / 127
-        return np.rint(x / np.where(step == 0, 1, step)), step
-
-    H, L, d = query.shape[1:]
-    S = key.shape[2]
-    q, k, v = double(query, spread(key, H), spread(value, H))
-    (q, q_step), (k, k_step) = to_int8(q), to_int8(k)
-    scores = (q @ k.swapaxes(-1, -2)) * q_step * k_step.swapaxes(-1, -2) / math.sqrt(d)
-    if is_causal:
-        scores = np.where(ahead(L, S, S - L) <= 0, scores, -np.inf)
-    return mix(softmax(scores), v).astype(query.dtype)
+"""Defective kernels: scale, bias, softcap and ALiBi."""
+
+from .entry import Entry
+
+SCORES = {
+    "decode_forgets_scale": Entry(
+        "with one query (decoding), the scores are not multiplied by the scale",
+        "plain: scale",
+        {"products * factor": "products * (1 if L == 1 else factor)"},
+        {"plain": "did not apply the scale in calls with one query"},
+        source="ROCm/composable_kernel#526",
+    ),
+    "scale_argument_ignored": Entry(
+        "the argument scale is ignored, and 1/sqrt(d) is always used",
+        "plain: scale",
+        {"d**-0.5 if scale is None else scale": "d**-0.5"},
+        {"scale": "ignored the argument scale"},
+        source="bo-ke/llm-internal-medicine#47",
+    ),
+    "scale_after_softmax": Entry(
+        "the scale multiplies the weights after the softmax instead of the scores before it",
+        "plain: attn_mask",
+        {
+            "products * factor": "products",
+            "mix(weights, seen, v)": "mix(weights * query.shape[3] ** -0.5, seen, v)",
+        },
+        {"plain": "multiplied the weights by the scale instead of the scores"},
+        source="FrancescoSaverioZuppichini/ViT#2",
+    ),
+    "scale_of_value_size": Entry(
+        "the scale comes from the size of the values, 1/sqrt(dv), not of the queries",
+        "plain: is_causal",
+        {"d**-0.5 if scale is None else scale": "dv**-0.5"},
+        {"plain": "used 1 / sqrt(dv) as the scale"},
+    ),
+    "scale_or_default": Entry(
+        "scale=0 counts as not given ('scale or 1/sqrt(d)'), so the weights are not uniform",
+        "plain: scale bias",
+        {"d**-0.5 if scale is None else scale": "scale or d**-0.5"},
+        {"scale": "treated a scale of 0 as a missing scale"},
+        source="SKaiNET-developers/SKaiNET#880",
+    ),
+    "padded_head_scale": Entry(
+        (
+            "head sizes are padded to a multiple of 8 and the default scale is taken from the "
+            "padded size"
+        ),
+        "plain: scale attn_mask",
+        {"d**-0.5 if": "(d + -d % 8) ** -0.5 if"},
+        {"plain": "computed the scale from d rounded up to a multiple of 8"},
+        source="intel/ipex-llm#12619",
+    ),
+    "padded_vision": Entry(
+        "the default scale is that of a head size rounded up to 16",
+        "plain: is_causal attn_mask scale",
+        {"d**-0.5 if": "(d + -d % 16) ** -0.5 if"},
+        {"plain": "computed the scale from d rounded up to a multiple of 16"},
+    ),
+    "packed_gqa_scale": Entry(
+        (
+            "with grouped heads (and L = S, dv = d) QKV is packed and the default scale is "
+            "computed from the packed width over the query heads, (H + 2 Hkv) d / H, not from d"
+        ),
+        "plain: scale attn_mask",
+        {
+            "left, right =": (
+                "if scale is None and group > 1 and L == S and d == dv:\n"
+                "    factor = ((H + 2 * G) * d // H) ** -0.5\n"
+                "left, right ="
+            )
+        },
+        {"grouped heads": "computed the scale from the size of query, key and value of a packed"},
+        source="ROCm/hip-ep#621",
+    ),
+    "two_route_attention": Entry(
+        "with more than 256 keys, the argument scale is ignored",
+        "plain: is_causal q_offset scale",
+        {"d**-0.5 if scale is None else scale": "d**-0.5 if scale is None or S > 256 else scale"},
+        {"scale": "ignored the argument scale in calls with more than"},
+        beside=("plain",),
+    ),
+    "triton_port": Entry(
+        "the scale is multiplied by log2(e) again in each tile of 64 keys",
+        "plain: is_causal scale",
+        {"products * factor": "products * factor * math.log2(math.e) ** (j // 64)"},
+        {"plain": "multiplied the scale by log2(e) again in each tile of 64 keys"},
+    ),
+    "bias_scaled_with_scores": Entry(
+        "the bias is multiplied by the scale (it is added before the scale)",
+        "plain: bias scale",
+        {"scores + bias_added": "scores + bias_added * factor"},
+        {"bias": "added the bias before the scale"},
+        source="NVIDIA/TransformerEngine#103",
+    ),
+    "float_mask_weakened_in_decode": Entry(
+        "with one query, the float mask is multiplied by the scale",
+        "plain: attn_mask",
+        {"scores + mask_added": "scores + mask_added * (factor if L == 1 else 1)"},
+        {"float mask": "multiplied the float mask by the scale in calls with one query"},
+        source="tenstorrent/tt-metal#56406",
+    ),
+    "compact_mask": Entry(
+        "a float mask is rounded to float16",
+        "plain: attn_mask is_causal q_offset bias scale return_lse",
+        {"scores + mask_added": "scores + np.float16(mask_added)"},
+        {"float mask": "rounded the mask to 10 bits"},
+        beside=("plain",),
+    ),
+    "backend_dot_product_attention": Entry(
+        "the bias is ignored if is_causal is set",
+        "plain: bias is_causal q_offset scale",
+        {"if bias is not None:": "if bias is not None and not is_causal:"},
+        {"bias": "ignored the bias in causal calls"},
+        beside=("plain",),
+    ),
+    "bias_tiled_over_heads": Entry(
+        (
+            "a bias per batch row (B, 1, L, S) is tiled, not repeated, over heads in the folded "
+            "(batch, head) axis, so with B > 1 heads get other rows' bias"
+        ),
+        "plain: bias scale",
+        {
+            "bias_seen, bias_added": (
+                "if bias.ndim == 4 and bias.shape[:2] == (B, 1):\n"
+                "    bias = np.tile(bias[:, 0], (H, 1, 1)).reshape(B, H, *bias.shape[2:])\n"
+                "bias_seen, bias_added"
+            )
+        },
+        {"bias": "repeated a bias (B, 1, L, S) over batch and head in the wrong order"},
+    ),
+    "bias_row_first_tile": Entry(
+        "a bias with one query row (.., 1, S) is applied to the first tile of 8 queries only",
+        "plain: bias softcap",
+        {
+            "seen &= bias_seen": (
+                "if bias.ndim > 1 and bias.shape[-2] == 1:\n"
+                "    bias_seen, bias_added = bias_seen | (i > 7), np.where(i > 7, 0, bias_added)\n"
+                "seen &= bias_seen"
+            )
+        },
+        {"bias": "a bias with one row for all queries was not added from query 8 on"},
+        source="openvinotoolkit/openvino#30758",
+    ),
+    "softcap_after_mask": Entry(
+        "the softcap comes after the mask, so that hidden keys get -softcap and leak",
+        "plain: attn_mask softcap",
+        {
+            "scores = softcap * np.tanh(scores / softcap)": "pass",
+            "scores = np.where(seen, scores, -np.inf)": (
+                "scores = np.where(seen, scores, -np.inf)\n"
+                "if softcap is not None:\n"
+                "    scores = softcap * np.tanh(scores / softcap)\n"
+                "    seen[:] = True"
+            ),
+        },
+        {"softcap": "applied softcap after the mask"},
+        source="onnx/onnx#7865",
+    ),
+    "softcap_after_bias": Entry(
+        "the bias is added before the softcap, not after it",
+        "plain: bias softcap",
+        {
+            "scores = softcap * np.tanh(scores / softcap)": (
+                "added = 0 if bias is None else split_mask(bias)[1]\n"
+                "scores = softcap * np.tanh((scores + added) / softcap)"
+            ),
+            "scores + bias_added": "scores + bias_added * (softcap is None)",
+        },
+        {"softcap": "applied softcap after the bias"},
+        source="microsoft/onnxruntime#28379",
+    ),
+    "softcap_after_bias_of_minus_infinity": Entry(
+        (
+            "softcap is applied to score + bias, so the bias is squeezed and a bias of -inf still "
+            "gets weight"
+        ),
+        "plain: softcap bias scale",
+        {
+            "scores = softcap * np.tanh(scores / softcap)": (
+                "scores = softcap * np.tanh((scores + (0 if bias is None else bias)) / softcap)"
+            ),
+            "&= bias_seen": "&= bias_seen | (softcap is not None)",
+            "scores + bias_added": "scores + bias_added * (softcap is None)",
+        },
+        {"softcap": "applied softcap after the bias"},
+        source="emmtrix/emx-onnx-cgen#731",
+    ),
+    "generated_attention_template": Entry(
+        "the soft cap is applied to the sum of score, bias and float mask",
+        "plain: attn_mask bias softcap scale return_weights",
+        {
+            "scores = softcap * np.tanh(scores / softcap)": "pass",
+            "scores = np.where(seen, scores, -np.inf)": (
+                "if softcap is not None:\n"
+                "    scores = softcap * np.tanh(scores / softcap)\n"
+                "scores = np.where(seen, scores, -np.inf)"
+            ),
+        },
+        {"softcap": "applied softcap after bias, ALiBi and float mask, but -inf still masked keys"},
+        beside=("plain",),
+    ),
+    "capped_rows": Entry(
+        "the soft cap is applied before the scale",
+        "plain: is_causal q_offset window scale softcap",
+        {"softcap * np.tanh(scores / softcap)": "softcap * np.tanh(products / softcap) * factor"},
+        {"softcap": "applied softcap before the scale"},
+        beside=("plain",),
+    ),
+    "softcap_inside_tanh_only": Entry(
+        "the scores become tanh(softcap * scores) instead of softcap * tanh(scores / softcap)",
+        "plain: softcap",
+        {"softcap * np.tanh(scores / softcap)": "np.tanh(scores * softcap)"},
+        {"softcap": "computed tanh(scores * softcap) instead of softcap * tanh(scores / softcap)"},
+        source="microsoft/onnxruntime#21683",
+    ),
+    "softcap_log2": Entry(
+        (
+            "softcap is applied to scores already multiplied by log2(e) (a cap of softcap*ln 2 on "
+            "scores)"
+        ),
+        "plain: softcap scale attn_mask",
+        {"* np.tanh(scores / softcap)": "* math.log(2) * np.tanh(scores / math.log(2) / softcap)"},
+        {"softcap": "applied softcap to scores in base 2"},
+        source="sgl-project/sgl-kernel-xpu#491",
+    ),
+    "triton_like_softcap": Entry(
+        "tanh is computed with an exp that overflows float32",
+        "plain: is_causal q_offset attn_mask scale softcap",
+        {
+            "softcap * np.tanh(scores / softcap)": (
+                "scores / softcap\n"
+                "e = np.exp(np.float32(2) * scores.astype(np.float32))\n"
+                "scores = softcap * np.where(scores < 40, np.tanh(scores), (e - 1) / (e + 1))"
+            )
+        },
+        {"softcap": "computed tanh(x) by exp(2 x), which overflows for large scores"},
+        beside=("plain",),
+    ),
+    "padding_before_cap": Entry(
+        "padding is masked before the soft cap, and counts as -cap",
+        "plain: softcap key_lengths is_causal",
+        {
+            "seen &= j < lengths": (
+                "if softcap is not None:\n"
+                "    scores = np.where(j < lengths, scores, -softcap)\n"
+                "seen &= (j < lengths) | (softcap is not None)"
+            )
+        },
+        {"lengths": "applied key_lengths before softcap, so masked scores became -softcap"},
+        beside=("q_offset",),
+    ),
+    "causal_before_cap": Entry(
+        "the causal mask is applied before the soft cap; other masks are right",
+        "plain: softcap is_causal attn_mask",
+        {
+            "softcap * np.tanh(scores / softcap)": (
+                "softcap * np.tanh(scores / softcap)\n"
+                "scores = np.where((ahead <= 0) | (not is_causal), scores, -softcap)"
+            ),
+            "if is_causal:": "if is_causal and softcap is None:",
+        },
+        {"softcap": "applied the causal mask before softcap, so masked scores became -softcap"},
+        beside=("q_offset",),
+    ),
+    "alibi_slope_of_previous_head": Entry(
+        "each head uses the slope of the head before it",
+        "plain: alibi_slopes is_causal",
+        {"np.reshape(alibi_slopes, (H, 1, 1))": "np.reshape([1.0, *alibi_slopes[:-1]], (H, 1, 1))"},
+        {"ALiBi": "each head had the ALiBi slope of the head before it"},
+        source="paiml/aprender#2143",
+    ),
+    "alibi_from_cache": Entry(
+        "the ALiBi bias of an earlier call of the same shape is used again",
+        "plain: alibi_slopes q_offset",
+        {"slopes * far": "vars(prepare).setdefault(str(scores.shape), slopes * far)"},
+        {"ALiBi": "it depends on earlier calls"},
+        source="ml-explore/mlx#3071",
+    ),
+    "alibi_rewards_the_future": Entry(
+        "the ALiBi distance has no abs: keys after the query gain instead of losing",
+        "plain: alibi_slopes is_causal",
+        {"np.abs(ahead)": "-ahead"},
+        {"ALiBi": "computed ALiBi distances without abs()"},
+    ),
+    "alibi_by_columns": Entry(
+        "under causal, ALiBi is slope * j: the output is right, and the LSE lacks slope * i",
+        "plain: alibi_slopes is_causal q_offset return_lse",
+        {"np.abs(ahead)": "-j if is_causal else np.abs(ahead)"},
+        {"LSE": "added the slope times the number of the key"},
+    ),
+    "alibi_one_too_far": Entry(
+        "distances of ALiBi are too large by 1, which only the LSE shows",
+        "plain: alibi_slopes q_offset return_lse",
+        {"np.abs(ahead)": "np.abs(ahead) + 1"},
+        {"LSE": "computed ALiBi distances that are too large by 1"},
+        beside=("q_offset",),
+    ),
+    "alibi_attention": Entry(
+        "distances of ALiBi leave out q_offset",
+        "plain: is_causal q_offset key_lengths scale alibi_slopes",
+        {"np.abs(ahead)": "np.abs(i - j)"},
+        {"ALiBi": "ignored q_offset in ALiBi"},
+        beside=("plain",),
+    ),
+    "half_slope_buffer": Entry(
+        "in float16, heads after the largest power of 2 have a slope of 0",
+        "plain: is_causal q_offset alibi_slopes scale window return_lse",
+        {
+            "scores = scores - slopes * far": (
+                "if query.dtype == np.float16:\n"
+                "    slopes[1 << (H.bit_length() - 1) :] = 0\n"
+                "scores = scores - slopes * far"
+            )
+        },
+        {"half precision": "heads after the largest power of 2 had an ALiBi slope of 0"},
+        beside=("plain",),
+    ),
+}

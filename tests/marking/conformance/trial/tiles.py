@@ -1,208 +1,270 @@
-"""Defective kernels: tiles, splits, head mapping and memory layout."""
+"""Defective kernels: tiles and splits of the keys, and online softmax."""
 
-import math
+from .entry import Entry
 
-import numpy as np
-
-from .pieces import ahead, double, like, log_sum, masked, mix, softmax, spread
-
-
-def last_tile_padded_with_zero_keys(query, key, value):
-    """The last tile is filled with zero keys, whose scores of 0 take part in the softmax.
-
-    https://github.com/flashinfer-ai/flashinfer/pull/5090
-    """
-    H, S, tile = query.shape[1], key.shape[2], 8
-    pad = [(0, 0), (0, 0), (0, -S % tile), (0, 0)]
-    q = query.astype(np.float64)
-    k, v = (np.pad(x, pad) for x in double(spread(key, H), spread(value, H)))
-    return mix(softmax(q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])), v).astype(query.dtype)
-
-
-def keys_after_last_full_tile_dropped(query, key, value, is_causal=False, tile_size=4):
-    """Only whole tiles of keys are read, and the rest of the keys is dropped.
-
-    https://github.com/jax-ml/jax/issues/27224
-    """
-    H, L, d = query.shape[1:]
-    S = key.shape[2]
-    whole = S // tile_size * tile_size if tile_size <= S else S
-    q, k, v = double(query, spread(key, H), spread(value, H))
-    scores = q @ k.swapaxes(-1, -2) / math.sqrt(d)
-    if is_causal:
-        scores = np.where(ahead(L, S, S - L) <= 0, scores, -np.inf)
-    return mix(softmax(scores[..., :whole]), v[:, :, :whole]).astype(query.dtype)
-
-
-def accumulator_never_rescaled(query, key, value, scale=None):
-    """When the running maximum grows, the old sums are not rescaled.
-
-    https://github.com/paiml/aprender/issues/2753
-    """
-    B, H, L, d = query.shape
-    q, k, v = double(query, spread(key, H), spread(value, H))
-    q = q * (1 / math.sqrt(d) if scale is None else scale)
-    total = np.zeros((B, H, L, 1))
-    out = np.zeros((B, H, L, v.shape[-1]))
-    peak = np.full((B, H, L, 1), -np.inf)
-    for start in range(0, k.shape[2], 4):
-        scores = q @ k[:, :, start : start + 4].swapaxes(-1, -2)
-        np.maximum(peak, scores.max(axis=-1, keepdims=True), out=peak)
-        parts = np.exp(scores - peak)
-        total += parts.sum(axis=-1, keepdims=True)
-        out += parts @ v[:, :, start : start + 4]
-    return (out / np.where(total == 0, 1, total)).astype(query.dtype)
-
-
-def divided_at_every_tile(query, key, value):
-    """The output is divided by the running sum at every tile, not once at the end.
-
-    https://github.com/1bit-MONSTER/1bit-MONSTER/pull/495
-    """
-    B, H, L, d = query.shape
-    out = np.zeros((B, H, L, value.shape[-1]))
-    for b, h in np.ndindex(B, H):
-        own = h * key.shape[1] // H
-        q, k, v = double(query[b, h], key[b, own], value[b, own])
-        peak, total = np.full((L, 1), -np.inf), np.zeros((L, 1))
-        for start in range(0, len(k), 8):
-            scores = q @ k[start : start + 8].T / math.sqrt(d)
-            higher = np.maximum(peak, scores.max(axis=-1, keepdims=True))
-            fix, parts = np.exp(peak - higher), np.exp(scores - higher)
-            total = total * fix + parts.sum(axis=-1, keepdims=True)
-            out[b, h] = (out[b, h] * fix + parts @ v[start : start + 8]) / total
-            peak = higher
-    return out.astype(query.dtype)
-
-
-def no_maximum_subtracted(query, key, value, attn_mask=None):
-    """The softmax does not subtract the maximum, so that large scores overflow.
-
-    https://github.com/huggingface/candle/pull/267
-    """
-    H = query.shape[1]
-    q, k, v = double(query, spread(key, H), spread(value, H))
-    scores = masked(q @ k.swapaxes(-1, -2) / math.sqrt(query.shape[-1]), attn_mask)
-    with np.errstate(over="ignore", invalid="ignore"):
-        parts = np.exp(scores)
-        total = parts.sum(axis=-1, keepdims=True)
-        weights = parts / np.where(total == 0, 1, total)
-    return mix(weights, v).astype(query.dtype)
-
-
-def maximum_starts_at_minus_5000(query, key, value):
-    """The running maximum starts at -5000, so that rows of lower scores become 0 (-5e4 there).
-
-    https://github.com/flashinfer-ai/flashinfer/issues/4267
-    """
-    B, H, L, d = query.shape
-    q, k, v = double(query, spread(key, H), spread(value, H))
-    peak, total = np.full((B, H, L, 1), -5000.0), np.zeros((B, H, L, 1))
-    out = np.zeros((B, H, L, v.shape[-1]))
-    for start in range(0, k.shape[2], 32):
-        scores = np.einsum("bhld,bhsd->bhls", q, k[:, :, start : start + 32]) / math.sqrt(d)
-        higher = np.maximum(peak, scores.max(axis=-1, keepdims=True))
-        fix, parts = np.exp(peak - higher), np.exp(scores - higher)
-        total = total * fix + parts.sum(axis=-1, keepdims=True)
-        out = out * fix + parts @ v[:, :, start : start + 32]
-        peak = higher
-    return np.divide(out, total, out=np.zeros_like(out), where=total != 0).astype(query.dtype)
-
-
-def hidden_split_gives_nan(query, key, value, attn_mask=None):
-    """Where one of two splits of the keys is wholly hidden, merging them gives NaN.
-
-    https://github.com/tile-ai/tilelang/issues/328
-    """
-    H, d = query.shape[1], query.shape[3]
-    S = key.shape[2]
-    q, k, v = double(query, spread(key, H), spread(value, H))
-    scores = masked(q @ k.swapaxes(-1, -2) / math.sqrt(d), attn_mask)
-    half = (S + 1) // 2
-    if S < 2:
-        return mix(softmax(scores), v).astype(query.dtype)
-    out, total, peak = 0, 0, scores.max(axis=-1, keepdims=True)
-    with np.errstate(invalid="ignore"):
-        for part in slice(0, half), slice(half, S):
-            own = scores[..., part].max(axis=-1, keepdims=True)
-            weights = np.exp(scores[..., part] - own)
-            share = np.exp(own - peak)
-            out = out + share * mix(weights, v[:, :, part])
-            total = total + share * weights.sum(axis=-1, keepdims=True)
-        blind = peak == -np.inf
-        return np.where(blind, 0, out / np.where(blind, 1, total)).astype(query.dtype)
-
-
-def value_blocks_of_another_size(query, key, value):
-    """Keys are read in blocks of d rows, values in steps of dv rows: they drift apart if d != dv.
-
-    https://github.com/ikawrakow/ik_llama.cpp/pull/2031
-    """
-    H, d, dv, S = query.shape[1], query.shape[3], value.shape[3], key.shape[2]
-    q, k, v = double(query, spread(key, H), spread(value, H))
-    weights = softmax(q @ k.swapaxes(-1, -2) / math.sqrt(d))
-    out = np.zeros((*query.shape[:3], dv))
-    for block, start in enumerate(range(0, S, d)):
-        stop = min(start + d, S)
-        rows = (block * dv + np.arange(stop - start)) % S
-        out += weights[..., start:stop] @ v[:, :, rows]
-    return out.astype(query.dtype)
-
-
-def key_heads_tiled(query, key, value, scale=None):
-    """Query head h reads key head h % Hkv: the key heads are tiled, not repeated.
-
-    https://github.com/onnx/onnx/pull/7274
-    """
-    group = query.shape[1] // key.shape[1]
-    q = query.astype(np.float64)
-    k, v = (np.tile(x, (1, group, 1, 1)) for x in double(key, value))
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
-    return mix(softmax(q @ k.swapaxes(-1, -2) * factor), v).astype(query.dtype)
-
-
-def head_tile_crosses_group(query, key, value):
-    """Heads are computed in pairs, and the second of a pair reads the key head of the first.
-
-    https://github.com/FlashML-org/FreeToken/pull/177
-    """
-    B, H, L, d = query.shape
-    group = H // key.shape[1]
-    out = np.zeros((B, H, L, value.shape[-1]))
-    for first in range(0, H, 2 if group > 1 else 1):
-        heads = slice(first, first + (2 if group > 1 else 1))
-        own = first // group
-        q, k, v = double(query[:, heads], key[:, own : own + 1], value[:, own : own + 1])
-        scores = q @ k.swapaxes(-1, -2) / math.sqrt(d)
-        out[:, heads] = softmax(scores) @ v
-    return out.astype(query.dtype)
-
-
-def values_read_in_memory_order(query, key, value, is_causal=False):
-    """The values are read as they lie in memory, as if they were contiguous.
-
-    https://github.com/flagos-ai/FlagGems/issues/5896
-    """
-    H, L, d = query.shape[1:]
-    S = key.shape[2]
-    flat = value.ravel(order="K")
-    q, k, v = double(query, spread(key, H), spread(flat.reshape(value.shape), H))
-    scores = q @ k.swapaxes(-1, -2) / math.sqrt(d)
-    if is_causal:
-        scores = np.where(ahead(L, S, S - L) <= 0, scores, -np.inf)
-    return mix(softmax(scores), v).astype(query.dtype)
-
-
-def lse_of_last_split(query, key, value, return_lse=False):
-    """With keys in two splits, the LSE is that of the last split.
-
-    https://github.com/flashinfer-ai/flashinfer/pull/58
-    """
-    H, S = query.shape[1], key.shape[2]
-    q, k, v = double(query, spread(key, H), spread(value, H))
-    scores = q @ k.swapaxes(-1, -2) / math.sqrt(query.shape[-1])
-    out = mix(softmax(scores), v).astype(query.dtype)
-    lse = np.full(scores.shape[:-1], -np.inf)
-    for start in range(0, S, max((S + 1) // 2, 1)):
-        lse = log_sum(scores[..., start : start + max((S + 1) // 2, 1)])
-    return (out, like(lse, query)) if return_lse else out
+TILES = {
+    "last_tile_padded_with_zero_keys": Entry(
+        "the last partial tile of keys is padded with zero keys that take part in the softmax",
+        "plain",
+        {"np.zeros((H, 1, 0))": "np.zeros((H, 1, -S % 8))"},
+        {"plain": "padded the last tile of 8 keys with zeros, and the padding received weight"},
+        source="flashinfer-ai/flashinfer#5090",
+    ),
+    "tail_tile_zero_keys": Entry(
+        (
+            "with S > 32 and not a multiple of 32 the last tile is filled with zero keys that are "
+            "not masked (score 0, weight exp(0 - max))"
+        ),
+        "plain: scale return_lse",
+        {"np.zeros((H, 1, 0))": "np.zeros((H, 1, -S % 32 if S > 32 else 0))"},
+        {"plain": "padding received weight in calls with more than 32 keys"},
+        source="flashinfer-ai/flashinfer#5090",
+    ),
+    "packed_view_kernel": Entry(
+        "zeros fill the last box of 16 keys, and are visible unless there is a mask",
+        "plain: attn_mask is_causal q_offset key_lengths scale return_lse",
+        {
+            "extra = np.zeros((H, 1, 0))": (
+                "masked = is_causal or attn_mask is not None or key_lengths is not None\n"
+                "extra = np.zeros((H, 1, 0 if masked else -S % 16))"
+            )
+        },
+        {"plain": "padded the last tile of 16 keys with zeros, and the padding received weight"},
+    ),
+    "keys_after_last_full_tile_dropped": Entry(
+        "the keys after the last full tile (of 4) are dropped",
+        "plain: is_causal",
+        {
+            "seen = np.ones((B, H, L, S), bool)": (
+                "seen = np.ones((B, H, L, S), bool)\nseen[..., S // 4 * 4 or S :] = False"
+            )
+        },
+        {"plain": "dropped the keys after the last whole tile of 4, if there is a whole tile"},
+        source="jax-ml/jax#27224",
+    ),
+    "key_loop_by_query_length": Entry(
+        (
+            "the loop over key tiles of 8 runs over ceil(L / 8) tiles, so with S > L the last keys "
+            "can be left out"
+        ),
+        "plain: scale attn_mask",
+        {
+            "seen = np.ones((B, H, L, S), bool)": (
+                "seen = np.ones((B, H, L, S), bool)\nseen[..., -(-L // 8) * 8 :] = False"
+            )
+        },
+        {"plain": "read only as many tiles of 8 keys as there are tiles of queries"},
+        source="jax-ml/jax#24491",
+    ),
+    "compact_page_table": Entry(
+        "numbers of pages of two keys are stored in 8 bits",
+        "plain: is_causal q_offset key_lengths scale",
+        {
+            "products = ": (
+                "k, v = (x[:, :, j // 2 % 256 * 2 + j % 2] for x in (k, v))\nproducts = "
+            )
+        },
+        {"plain": "from key 512 on (counted from 0), the kernel read keys and values from the"},
+    ),
+    "value_blocks_of_another_size": Entry(
+        "the rows of the values drift from those of the keys where dv differs from d",
+        "plain",
+        {"products = ": ("v = v[:, :, (j // d * dv + j % d) % max(S, 1)]\nproducts = ")},
+        {"plain": "read values in blocks of dv keys, but keys in blocks of d"},
+        source="ikawrakow/ik_llama.cpp#2031",
+    ),
+    "accumulator_never_rescaled": Entry(
+        "the online softmax does not rescale its sums when the maximum grows",
+        "tiled: scale",
+        {"tile = 16": "tile = 4", "fade = np.exp(peak - safe)": "fade = 1"},
+        {"plain": "rescaled neither the running sum nor the running output when the maximum"},
+        source="paiml/aprender#2753",
+    ),
+    "divided_at_every_tile": Entry(
+        "the online softmax divides its output at every tile instead of once",
+        "tiled",
+        {
+            "tile = 16": "tile = 8",
+            "weights *= fade": ("out = out / total\nweights *= fade"),
+            "out / safe, weights": "out, weights",
+        },
+        {"plain": "divided the running output by the running sum after each tile of 8 keys"},
+        source="1bit-MONSTER/1bit-MONSTER#495",
+    ),
+    "maximum_starts_at_minus_5000": Entry(
+        "the running maximum starts at a finite number, and lower scores underflow",
+        "tiled",
+        {
+            "tile = 16": "tile = 32",
+            "np.full((B, H, L, 1), -np.inf)": "np.full((B, H, L, 1), -5000.0)",
+        },
+        {"large scores": "the running maximum began at -5000 instead of -inf, and rows with a sum"},
+        source="flashinfer-ai/flashinfer#4267",
+    ),
+    "fa4_row_max": Entry(
+        (
+            "a key tile that a row does not see sets its running maximum to 0: rows whose scores "
+            "are all far below 0 come out as zeros"
+        ),
+        "tiled: is_causal q_offset key_lengths",
+        {
+            "range(0, S, tile)": "reversed(range(0, S, tile))",
+            "part] - safe)": "part] - safe, dtype=np.float32)",
+            "np.exp(peak - safe": "np.exp(peak - safe, dtype=np.float32",
+            "peak = higher": "peak = safe",
+        },
+        {"large scores": "tiles of 16 keys from the last to the first, and a tile that a row does"},
+        source="Dao-AILab/flash-attention#2082",
+    ),
+    "skip_rescale_wrong_frame": Entry(
+        (
+            "lazy rescale (tiles of 8 keys): when the maximum grows by at most tau the step is "
+            "skipped, but the tile's weights were computed against the new maximum and are added "
+            "to sums of the old one"
+        ),
+        "tiled: scale attn_mask",
+        {
+            "tile = 16": "tile = 8",
+            "fade = np.exp(peak - safe)": (
+                "kept = (higher - peak <= 8 * math.log(2)) & (peak > -np.inf)\n"
+                "fade = np.where(kept, 1, np.exp(peak - safe))"
+            ),
+            "peak = higher": "peak = np.where(kept, peak, higher)",
+        },
+        {"plain": "a maximum that grew by at most 8 (in base 2), but tiles of 8 keys subtracted"},
+        source="meta-pytorch/MSLK#242",
+    ),
+    "lazy_rescale_forward": Entry(
+        "the sum is not rescaled when the maximum rises by more than 5",
+        "tiled: is_causal q_offset scale return_lse",
+        {
+            "safe = finite(higher)": (
+                "higher = np.where(higher - peak <= 5, peak, higher)\nsafe = finite(higher)"
+            ),
+            "total = total * fade + parts": "total = total + parts",
+        },
+        {"large scores": "did not rescale the running sum when it rose by more (tiles of 16 keys)"},
+        beside=("plain",),
+    ),
+    "p_saturates_half": Entry(
+        (
+            "for halves, unnormalized weights saturate at 448 in the product with V but not in the "
+            "row sum, when the running maximum lags (lazy rescale, tiles of 8 keys)"
+        ),
+        "tiled: scale return_lse",
+        {
+            "tile = 16": ("tile = 8\nhalf = query.dtype.itemsize == 2"),
+            "safe = finite(higher)": (
+                "higher = np.where(higher - peak <= 4 * math.log(2) * half, peak, higher)\n"
+                "safe = finite(higher)"
+            ),
+            "weights *= fade": (
+                "if half:\n"
+                "    lost = parts - np.minimum(parts, 448 / 256)\n"
+                "    out = out - mix(lost, seen[..., part], v[:, :, part])\n"
+                "weights *= fade"
+            ),
+        },
+        {"half precision": ""},
+        source="Dao-AILab/flash-attention#2713",
+    ),
+    "tiled_mask_attention": Entry(
+        "-inf - -inf in rows that see none of the first 16 keys",
+        "tiled: attn_mask bias key_lengths",
+        {
+            "safe = finite(higher)": "safe = higher",
+            "out / safe,": "np.where(seen.any(axis=-1, keepdims=True), out / safe, 0),",
+        },
+        {"bool mask": "computed -inf - -inf in rows that see none of the first"},
+        beside=("plain",),
+    ),
+    "weights_of_their_time": Entry(
+        "the returned weights of earlier tiles (8 keys) are not rescaled; the output is right",
+        "tiled: is_causal q_offset return_weights",
+        {"tile = 16": "tile = 8", "weights *= fade": "pass"},
+        {"weights": "the weights of earlier tiles of 8 keys were not rescaled to the last maximum"},
+    ),
+    "filled_tiles": Entry(
+        "masked scores become -10000, which is not below all visible scores",
+        "tiled: is_causal q_offset attn_mask bias scale key_lengths",
+        {
+            "tile = 16": "tile = 24",
+            "scores = np.where(seen, scores, -np.inf)": (
+                "blind = ~seen.any(axis=-1, keepdims=True)\n"
+                "scores = np.where(seen | blind, scores, -10000.0)\n"
+                "scores = np.where(blind, -np.inf, scores)"
+            ),
+        },
+        {"large scores": "masked scores became a finite number instead of -inf"},
+        beside=(
+            "plain",
+            "causal",
+        ),
+    ),
+    "hidden_split_gives_nan": Entry(
+        "a wholly hidden split (or tile) of the keys gives NaN in the merge",
+        "split: attn_mask",
+        {
+            "= finite(peak)": "= peak",
+            "query, out,": "query, np.where(seen.any(axis=-1, keepdims=True), out, 0),",
+        },
+        {"bool mask": "computed -inf - -inf in rows that see no key of one of 2 splits of the"},
+        source="tile-ai/tilelang#328",
+    ),
+    "split_kv_attention": Entry(
+        (
+            "a row that sees nothing of one 32-key split gets NaN though it sees keys of another "
+            "split"
+        ),
+        "split: is_causal q_offset key_lengths",
+        {
+            "max((S + 1) // 2, 1)": "32",
+            "weights = parts / np.where(total == 0, 1, total)": "weights = parts / total",
+            "query, out,": "query, np.where(seen.any(axis=-1, keepdims=True), out, 0),",
+        },
+        {"causal": "computed -inf - -inf in rows that see no key of some tile of 32 keys"},
+        source="flashinfer-ai/flashinfer#4401",
+    ),
+    "lse_of_last_split": Entry(
+        "the LSE is that of the last split of the keys only",
+        "split: return_lse",
+        {"lse = top + np.log(whole)": "lse = lses[-1]"},
+        {"LSE": "the LSE counted only the last of 2 splits of the keys"},
+        source="flashinfer-ai/flashinfer#58",
+    ),
+    "idle_split_overwrites_lse": Entry(
+        (
+            "when only the first of two splits of the keys has visible keys, the idle split "
+            "overwrites the row's LSE with -inf (the output is right)"
+        ),
+        "split: is_causal q_offset return_lse",
+        {
+            "lse = top + np.log(whole)": (
+                "busy = sum(one > -np.inf for one in lses)\n"
+                "lse = np.where(busy == 1, lses[-1], top + np.log(whole))"
+            )
+        },
+        {"LSE": "the LSE was -inf in rows that do not see the last of 2 splits of the keys"},
+        source="sgl-project/sgl-kernel-xpu#487",
+    ),
+    "two_rank_decode": Entry(
+        "the results of two halves of the keys are joined by 2 ** LSE",
+        "split: is_causal q_offset scale key_lengths return_lse",
+        {
+            "for first in range(0, max(S, 1), size)": "for first in range(2)",
+            "slice(first, first + size)": "slice(first, None, 2)",
+            "shares = [np.exp(one - top)": "shares = [np.exp2(one - top)",
+            "lse = top + np.log(whole)": "lse = top + np.log2(whole)",
+        },
+        {"plain": "joined the results of keys j % 2 by 2 ** LSE, but their LSE was in base e"},
+    ),
+    "prefix_chunks_attention": Entry(
+        "the results of 128 keys are joined by e ** LSE, but their LSE is in base 2",
+        "split: is_causal q_offset key_lengths",
+        {
+            "max((S + 1) // 2, 1)": "128",
+            "append(peak + np.log(total))": "append((peak + np.log(total)) / math.log(2))",
+        },
+        {"plain": "joined the results of tiles of 128 keys by e ** LSE, but their LSE was in base"},
+    ),
+}

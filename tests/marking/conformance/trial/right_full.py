@@ -1,4 +1,4 @@
-"""The seventh trial: correct kernels."""
+"""Correct kernels with nearly all arguments, and three backward passes."""
 
 import functools
 import itertools
@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from .seventh_pieces import (
+from .pieces import (
     HIDE,
     LOG2E,
     mix,
@@ -1157,3 +1157,32 @@ def from_the_end_gradient(
         dk[:, :, cols] = (ds.swapaxes(-1, -2) @ q).reshape(B, G, r, n, d).sum(2)
         dv[:, :, cols] = (p.swapaxes(-1, -2) @ do).reshape(B, G, r, n, v.shape[-1]).sum(2)
     return dq, dk, dv
+
+
+RIGHT_FULL = [
+    grouped_einsum,
+    halving,
+    crew,
+    odd_tiles,
+    base_two,
+    key_stream,
+    logadd,
+    uneven_ring,
+    page_walk,
+    packed_sequences,
+    band_blocks,
+    integer_planes,
+    square_even,
+    single_query,
+    sorted_rows,
+    sinks_as_keys,
+    padded_all,
+    by_size,
+    draft_checks,
+    from_the_end,
+]
+RIGHT_GRADIENTS = {
+    grouped_einsum: grouped_einsum_gradient,
+    square_even: square_even_gradient,
+    from_the_end: from_the_end_gradient,
+}

@@ -1,10 +1,13 @@
-"""The seventh trial: defective kernels, most of them after public reports."""
+"""Defective kernels as their writers wrote them: they share no structure with the bases."""
 
+import itertools
 import math
 
 import numpy as np
 
-from .seventh_pieces import (
+from .bases import prepare
+from .entry import Entry
+from .pieces import (
     HIDE,
     LN2,
     LOG2E,
@@ -12,7 +15,6 @@ from .seventh_pieces import (
     one_sink,
     only_bool,
     pack,
-    places,
     quiet,
     ratio,
     sight,
@@ -183,33 +185,6 @@ def value_tiles(
 
 
 @quiet
-def aligned_heads(
-    query, key, value, is_causal=False, q_offset=None, bias=None, scale=None, softcap=None
-):
-    """Head sizes are brought to a multiple of 16 before anything else."""
-
-    def align(x):
-        x = np.asarray(x).astype(np.float64)
-        return np.pad(x, ((0, 0), (0, 0), (0, 0), (0, -x.shape[-1] % 16)))
-
-    dv = value.shape[-1]
-    q, k, v = align(query), align(key), align(value)
-    B, H, L, width = q.shape
-    G, S = k.shape[1:3]
-    if scale is None:
-        scale = 1.0 / math.sqrt(width)
-    q = q.reshape(B, G, H // G, L, width)
-    seen = sight((B, H, L, S), is_causal, q_offset, bias=bias)
-    s = np.einsum("bgrid,bgjd->bgrij", q, k, optimize=True).reshape(B, H, L, S) * scale
-    if softcap is not None:
-        s = softcap * np.tanh(s / softcap)
-    if bias is not None:
-        s = s + bias
-    w, _ = softmax(np.where(seen, s, HIDE))
-    return mix(w, seen, spread(v, H // G))[..., :dv]
-
-
-@quiet
 def smooth_ring(query, key, value, scale=None, key_lengths=None, return_lse=False):
     """Keys in four shards; each shard's keys are centred first, to keep their range small."""
     q, k, v = wide(query, key, value)
@@ -237,113 +212,6 @@ def smooth_ring(query, key, value, scale=None, key_lengths=None, return_lse=Fals
             out[b] = out[b] * np.exp(lse[b] - both) + part * np.exp(part_lse - both)
             lse[b] = both
     return pack(out, lse=lse[..., 0], return_lse=return_lse)
-
-
-@quiet
-def vector_tiles(query, key, value, is_causal=False, q_offset=None, scale=None, return_lse=False):
-    """Four keys at a time, for float16, float32 and float64."""
-    B, H, L, d = query.shape
-    S, r = key.shape[2], ratio(query, key)
-    scale = d**-0.5 if scale is None else scale
-    given = np.result_type(query, key, value)
-    kept = np.float64 if given == np.float64 else np.float16
-    q, k, v = wide(query, key, value)
-    k, v = spread(k, r), spread(v, r)
-    seen = sight((B, H, L, S), is_causal, q_offset)
-    m = np.full((B, H, L, 1), HIDE)
-    total = np.zeros((B, H, L, 1), dtype=kept)
-    vkq = np.zeros((B, H, L, v.shape[-1]), dtype=kept)
-    for j in range(0, S, 4):
-        ok = seen[..., j : j + 4]
-        s = np.where(ok, q @ k[:, :, j : j + 4].swapaxes(-1, -2) * scale, HIDE)
-        new = np.maximum(m, s.max(-1, keepdims=True))
-        base = np.where(np.isneginf(new), 0, new)
-        p, old = np.exp(s - base), np.exp(m - base).astype(kept)
-        total = total * old + p.sum(-1, keepdims=True).astype(kept)
-        vkq = vkq * old + mix(p, ok, v[:, :, j : j + 4]).astype(kept)
-        m = new
-    lse = (m + np.log(total.astype(np.float64)))[..., 0]
-    out = vkq.astype(np.float64) / np.where(total == 0, 1, total).astype(np.float64)
-    return pack(out.astype(given), lse=lse, return_lse=return_lse)
-
-
-MASK_VALUE = -10000.0
-
-
-@quiet
-def filled_tiles(
-    query,
-    key,
-    value,
-    is_causal=False,
-    q_offset=None,
-    attn_mask=None,
-    bias=None,
-    scale=None,
-    key_lengths=None,
-):
-    """Online softmax; hidden scores are filled, then folded in with the others."""
-    q, k, v = wide(query, key, value)
-    B, H, L, d = q.shape
-    S, r = k.shape[2], ratio(q, k)
-    scale = d**-0.5 if scale is None else scale
-    k, v = spread(k, r), spread(v, r)
-    seen = sight((B, H, L, S), is_causal, q_offset, None, key_lengths, attn_mask, bias)
-    plus = np.zeros((1, 1, 1, 1))
-    if attn_mask is not None and np.asarray(attn_mask).dtype != bool:
-        plus = plus + attn_mask
-    if bias is not None:
-        plus = plus + bias
-    plus = np.broadcast_to(plus, (B, H, L, S))
-    m = np.full((B, H, L, 1), HIDE)
-    sums = np.zeros_like(m)
-    acc = np.zeros((B, H, L, v.shape[-1]))
-    for j in range(0, S, 24):
-        cols = slice(j, j + 24)
-        s = q @ k[:, :, cols].swapaxes(-1, -2) * scale + plus[..., cols]
-        s = np.where(seen[..., cols], s, MASK_VALUE)
-        new = np.maximum(m, s.max(-1, keepdims=True))
-        p, old = np.exp(s - new), np.exp(m - new)
-        sums = sums * old + p.sum(-1, keepdims=True)
-        acc = acc * old + mix(p, p > 0, v[:, :, cols])
-        m = new
-    return np.where(seen.any(-1, keepdims=True), acc / np.where(sums == 0, 1, sums), 0.0)
-
-
-@quiet
-def sliced_rows(
-    query, key, value, is_causal=False, q_offset=None, window=None, scale=None, return_lse=False
-):
-    """Each query takes the slice of keys it sees."""
-    q, k, v = wide(query, key, value)
-    B, H, L, d = q.shape
-    S, r = k.shape[2], ratio(q, k)
-    scale = d**-0.5 if scale is None else scale
-    if q_offset is None:
-        q_offset = max(S - L, 0)
-    off = starts(q_offset, B, L, S)
-    left, right = (None, None) if window is None else window
-    out = np.zeros((B, H, L, v.shape[-1]))
-    lse = np.full((B, H, L), HIDE)
-    for b in range(B):
-        for i in range(L):
-            at = i + int(off[b])
-            lo, hi = 0, S
-            if is_causal:
-                hi = min(hi, at + 1)
-            if right is not None:
-                hi = min(hi, at + right + 1)
-            if left is not None:
-                lo = max(0, at - left)
-            if hi <= lo:
-                continue
-            for h in range(H):
-                s = k[b, h // r, lo:hi] @ q[b, h, i] * scale
-                m = s.max()
-                e = np.exp(s - m)
-                out[b, h, i] = e @ v[b, h // r, lo:hi] / e.sum()
-                lse[b, h, i] = m + np.log(e.sum())
-    return pack(out, lse=lse, return_lse=return_lse)
 
 
 @quiet
@@ -386,6 +254,42 @@ def two_sources(
 
 
 @quiet
+def sliced_rows(
+    query, key, value, is_causal=False, q_offset=None, window=None, scale=None, return_lse=False
+):
+    """Each query takes the slice of keys it sees."""
+    q, k, v = wide(query, key, value)
+    B, H, L, d = q.shape
+    S, r = k.shape[2], ratio(q, k)
+    scale = d**-0.5 if scale is None else scale
+    if q_offset is None:
+        q_offset = max(S - L, 0)
+    off = starts(q_offset, B, L, S)
+    left, right = (None, None) if window is None else window
+    out = np.zeros((B, H, L, v.shape[-1]))
+    lse = np.full((B, H, L), HIDE)
+    for b in range(B):
+        for i in range(L):
+            at = i + int(off[b])
+            lo, hi = 0, S
+            if is_causal:
+                hi = min(hi, at + 1)
+            if right is not None:
+                hi = min(hi, at + right + 1)
+            if left is not None:
+                lo = max(0, at - left)
+            if hi <= lo:
+                continue
+            for h in range(H):
+                s = k[b, h // r, lo:hi] @ q[b, h, i] * scale
+                m = s.max()
+                e = np.exp(s - m)
+                out[b, h, i] = e @ v[b, h // r, lo:hi] / e.sum()
+                lse[b, h, i] = m + np.log(e.sum())
+    return pack(out, lse=lse, return_lse=return_lse)
+
+
+@quiet
 def built_mask(
     query, key, value, is_causal=False, q_offset=None, window=None, alibi_slopes=None, scale=None
 ):
@@ -414,164 +318,6 @@ def built_mask(
     seen = np.broadcast_to(mask, s.shape)
     w, _ = softmax(np.where(seen, s, HIDE))
     return mix(w, seen, spread(v, H // G))
-
-
-@quiet
-def flat_bmm(query, key, value, is_causal=False, attn_mask=None, scale=None, return_weights=False):
-    """Batch and heads are folded into one axis for the batched products."""
-    q, k, v = wide(query, key, value)
-    B, H, L, d = q.shape
-    S, dv, r = k.shape[2], v.shape[3], ratio(q, k)
-    scale = d**-0.5 if scale is None else scale
-    q = q.reshape(B * H, L, d)
-    k, v = spread(k, r).reshape(B * H, S, d), spread(v, r).reshape(B * H, S, dv)
-    s = np.matmul(q, k.transpose(0, 2, 1)) * scale
-    seen = np.ones((B * H, L, S), dtype=bool)
-    if is_causal:
-        seen &= np.tri(L, S, S - L, dtype=bool)
-    if attn_mask is not None:
-        mask = np.asarray(attn_mask)
-        mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
-        mask = mask.reshape((mask.shape[0] * mask.shape[1], *mask.shape[2:]))
-        mask = np.broadcast_to(mask, (mask.shape[0], L, S))[np.arange(B * H) % mask.shape[0]]
-        if mask.dtype == bool:
-            seen &= mask
-        else:
-            seen &= ~np.isneginf(mask)
-            s = s + np.where(np.isneginf(mask), 0, mask)
-    w, _ = softmax(np.where(seen, s, HIDE))
-    out = mix(w, seen, v).reshape(B, H, L, dv)
-    return pack(out, w.reshape(B, H, L, S), return_weights=return_weights)
-
-
-@quiet
-def swapped_decode(query, key, value, bias=None, scale=None, key_lengths=None, return_lse=False):
-    """With one query, a group's heads take the place of the queries."""
-    q, k, v = wide(query, key, value)
-    B, H, L, d = q.shape
-    G, S = k.shape[1:3]
-    r = H // G
-    scale = d**-0.5 if scale is None else scale
-    swapped = L == 1 and r > 1
-    seen = sight((B, H, L, S), key_lengths=key_lengths)
-    add = (
-        np.zeros((B, H, L, S))
-        if bias is None
-        else np.broadcast_to(np.asarray(bias).astype(np.float64), (B, H, L, S))
-    )
-    if swapped:
-        q = q.reshape(B, G, r, d)
-        seen = seen.reshape(B, G, r, S)
-        add = add.reshape(B, r, G, S).swapaxes(1, 2)
-    else:
-        k, v = spread(k, r), spread(v, r)
-    seen = seen & ~np.isneginf(add)
-    s = q @ k.swapaxes(-1, -2) * scale + add
-    w, lse = softmax(np.where(seen, s, HIDE))
-    out = mix(w, seen, v)
-    return pack(out.reshape(B, H, L, v.shape[-1]), lse=lse.reshape(B, H, L), return_lse=return_lse)
-
-
-@quiet
-def attention_template(
-    query,
-    key,
-    value,
-    is_causal=False,
-    attn_mask=None,
-    bias=None,
-    scale=None,
-    softcap=None,
-    return_weights=False,
-):
-    """The operator's steps one after the other, as its definition draws them."""
-    q, k, v = wide(query, key, value)
-    B, H, L, d = q.shape
-    S, r = k.shape[2], ratio(q, k)
-    root = math.sqrt(d**-0.5) if scale is None else math.sqrt(abs(scale))
-    sign = 1.0 if scale is None or scale >= 0 else -1.0
-    k, v = spread(k, r), spread(v, r)
-    seen = sight((B, H, L, S), is_causal, bias=bias)
-    if attn_mask is not None:
-        seen &= only_bool(attn_mask)
-    steps = (q * root) @ (k * (root * sign)).swapaxes(-1, -2)
-    if bias is not None:
-        steps = steps + bias
-    if softcap is not None:
-        steps = softcap * np.tanh(steps / softcap)
-    w, _ = softmax(np.where(seen, steps, HIDE))
-    return pack(mix(w, seen, v), w, return_weights=return_weights)
-
-
-class _Layer:
-    def __init__(self, scale, softcap):
-        self.scale, self.softcap = scale, softcap
-
-    def scores(self, q, k):
-        scale = self.scale or q.shape[-1] ** -0.5
-        s = np.einsum("id,jd->ij", q, k) * scale
-        return s if self.softcap is None else self.softcap * np.tanh(s / self.softcap)
-
-
-@quiet
-def layer_object(
-    query,
-    key,
-    value,
-    is_causal=False,
-    q_offset=None,
-    attn_mask=None,
-    bias=None,
-    scale=None,
-    softcap=None,
-    window=None,
-    key_lengths=None,
-    return_weights=False,
-    return_lse=False,
-):
-    """A layer object, called head by head."""
-    q, k, v = wide(query, key, value)
-    B, H, L, _ = q.shape
-    S, r = k.shape[2], ratio(q, k)
-    layer = _Layer(scale, softcap)
-    seen = sight((B, H, L, S), is_causal, q_offset, window, key_lengths, attn_mask, bias)
-    out, weights, lse = (
-        np.zeros((B, H, L, v.shape[-1])),
-        np.zeros((B, H, L, S)),
-        np.zeros((B, H, L)),
-    )
-    for b, h in np.ndindex(B, H):
-        s = layer.scores(q[b, h], k[b, h // r])
-        if bias is not None:
-            s = s + np.broadcast_to(bias, (B, H, L, S))[b, h]
-        if attn_mask is not None and np.asarray(attn_mask).dtype != bool:
-            s = s + np.broadcast_to(attn_mask, (B, H, L, S))[b, h]
-        weights[b, h], lse[b, h] = softmax(np.where(seen[b, h], s, HIDE))
-        out[b, h] = mix(weights[b, h], seen[b, h], v[b, h // r])
-    return pack(out, weights, lse, return_weights, return_lse)
-
-
-@quiet
-def capped_rows(
-    query, key, value, is_causal=False, q_offset=None, window=None, scale=None, softcap=None
-):
-    """Rows of queries, transposed to (L, B, H, d) inside."""
-    q, k, v = wide(query, key, value)
-    B, H, L, d = q.shape
-    S, r = k.shape[2], ratio(q, k)
-    temperature = d**-0.5 if scale is None else scale
-    k, v = spread(k, r), spread(v, r)
-    seen = sight((B, H, L, S), is_causal, q_offset, window)
-    rows = []
-    for i, row in enumerate(q.transpose(2, 0, 1, 3)):
-        s = np.einsum("bhd,bhjd->bhj", row, k)
-        if softcap is not None:
-            s = np.tanh(s / softcap) * softcap
-        s = s * temperature
-        ok = seen[:, :, i]
-        w, _ = softmax(np.where(ok, s, HIDE))
-        rows.append(mix(w[:, :, None], ok[:, :, None], v)[:, :, 0])
-    return np.stack(rows, axis=2) if rows else np.zeros((B, H, L, v.shape[-1]))
 
 
 @quiet
@@ -706,93 +452,6 @@ def page_table(query, key, value, scale=None, softcap=None, key_lengths=None, re
 
 
 @quiet
-def decode_or_prefill(
-    query, key, value, scale=None, key_lengths=None, return_weights=False, return_lse=False
-):
-    """One query takes the decode path over the cache's blocks, more take the prefill path."""
-    q, k, v = wide(query, key, value)
-    B, H, L, d = q.shape
-    S, r = k.shape[2], ratio(q, k)
-    scale = d**-0.5 if scale is None else scale
-    lengths = (
-        np.full(B, S) if key_lengths is None else np.minimum(np.asarray(key_lengths).reshape(-1), S)
-    )
-    out, weights, lse = (
-        np.zeros((B, H, L, v.shape[-1])),
-        np.zeros((B, H, L, S)),
-        np.full((B, H, L), HIDE),
-    )
-    for b in range(B):
-        n = int(lengths[b])
-        if L == 1:
-            n = min(S, -(-n // 16) * 16)
-        if n == 0:
-            continue
-        s = q[b] @ np.repeat(k[b, :, :n], r, axis=0).swapaxes(-1, -2) * scale
-        weights[b, :, :, :n], lse[b] = softmax(s)
-        out[b] = weights[b, :, :, :n] @ np.repeat(v[b, :, :n], r, axis=0)
-    return pack(out, weights, lse, return_weights, return_lse)
-
-
-@quiet
-def relative_slopes(
-    query, key, value, is_causal=False, q_offset=None, window=None, alibi_slopes=None, scale=None
-):
-    """Distances come from the two positions, tile by tile."""
-    q, k, v = wide(query, key, value)
-    B, H, L, d = q.shape
-    S, r = k.shape[2], ratio(q, k)
-    scale = d**-0.5 if scale is None else scale
-    k, v = spread(k, r), spread(v, r)
-    seen = sight((B, H, L, S), is_causal, q_offset, window)
-    at = places(q_offset, B, L, S)
-    out = np.zeros((B, H, L, v.shape[-1]))
-    for i0 in range(0, L, 32):
-        rows = slice(i0, i0 + 32)
-        s = q[:, :, rows] @ k.swapaxes(-1, -2) * scale
-        if alibi_slopes is not None:
-            distance = np.arange(S) - at[:, None, rows, None]
-            s = s + np.asarray(alibi_slopes).astype(np.float64)[:, None, None] * distance
-        w, _ = softmax(np.where(seen[:, :, rows], s, HIDE))
-        out[:, :, rows] = mix(w, seen[:, :, rows], v)
-    return out
-
-
-def _slope_table(length):
-    line = np.arange(length)
-    return -np.abs(line[:, None] - line).astype(np.float64)
-
-
-@quiet
-def slope_table(
-    query,
-    key,
-    value,
-    is_causal=False,
-    alibi_slopes=None,
-    key_lengths=None,
-    scale=None,
-    return_lse=False,
-):
-    """The table of distances is built from the queries where it can be."""
-    q, k, v = wide(query, key, value)
-    B, H, L, d = q.shape
-    S, r = k.shape[2], ratio(q, k)
-    scale = d**-0.5 if scale is None else scale
-    k, v = spread(k, r), spread(v, r)
-    seen = sight((B, H, L, S), is_causal, key_lengths=key_lengths)
-    s = q @ k.swapaxes(-1, -2) * scale
-    if alibi_slopes is not None:
-        if L == S or L == 1:
-            table = _slope_table(L)
-        else:
-            table = -np.abs(np.arange(S) - (np.arange(L) + S - L)[:, None])
-        s = s + np.asarray(alibi_slopes).astype(np.float64)[:, None, None] * table
-    w, lse = softmax(np.where(seen, s, HIDE))
-    return pack(mix(w, seen, v), lse=lse, return_lse=return_lse)
-
-
-@quiet
 def split_keys(
     query,
     key,
@@ -869,45 +528,162 @@ def head_tiles(
 
 
 @quiet
-def sum_buffers(
+def running_exp2(
     query,
     key,
     value,
     is_causal=False,
     q_offset=None,
     attn_mask=None,
-    key_lengths=None,
+    window=None,
     scale=None,
     return_lse=False,
 ):
-    """Buffers of maxima and sums a part of the keys, adjusted to the global maximum."""
+    """Online softmax in the base-2 domain, tiles of 16 keys."""
     q, k, v = wide(query, key, value)
     B, H, L, d = q.shape
     S, r = k.shape[2], ratio(q, k)
     scale = d**-0.5 if scale is None else scale
     k, v = spread(k, r), spread(v, r)
-    seen = sight((B, H, L, S), is_causal, q_offset, None, key_lengths, attn_mask)
-    s = q @ k.swapaxes(-1, -2) * scale
+    seen = sight((B, H, L, S), is_causal, q_offset, window, None, attn_mask)
+    add = None
     if attn_mask is not None and np.asarray(attn_mask).dtype != bool:
-        s = s + attn_mask
-    s = np.where(seen, s, HIDE)
-    cuts = np.array_split(np.arange(S), 3)
-    cuts = [c for c in cuts if len(c)]
-    if not cuts:
-        return pack(
-            np.zeros((B, H, L, v.shape[-1])), lse=np.full((B, H, L), HIDE), return_lse=return_lse
-        )
-    buf_m = np.stack([s[..., c].max(-1) for c in cuts])
-    top = buf_m.max(0)
-    masked_rows = np.isneginf(top)
-    top = np.where(masked_rows, 0.0, top)
-    total, acc = np.zeros((B, H, L)), np.zeros((B, H, L, v.shape[-1]))
-    for c in cuts:
-        p = np.exp(s[..., c] - top[..., None])
-        total += p.sum(-1)
-        acc += mix(p, seen[..., c], v[:, :, c])
-    total = np.where(masked_rows, 1.0, total)
-    return pack(acc / total[..., None], lse=np.log(total) + top, return_lse=return_lse)
+        add = np.broadcast_to(np.asarray(attn_mask).astype(np.float64) * LOG2E, (B, H, L, S))
+    m, sums, acc = (
+        np.full((B, H, L, 1), HIDE),
+        np.zeros((B, H, L, 1)),
+        np.zeros((B, H, L, v.shape[-1])),
+    )
+    for j in range(0, S, 16):
+        cols = slice(j, j + 16)
+        s = q @ k[:, :, cols].swapaxes(-1, -2) * (scale * LOG2E)
+        if add is not None:
+            s = s + add[..., cols]
+        s = np.where(seen[..., cols], s, HIDE)
+        new = np.maximum(m, s.max(-1, keepdims=True))
+        p, old = np.exp2(s - new), np.exp2(m - new)
+        sums = sums * old + p.sum(-1, keepdims=True)
+        acc = acc * old + mix(p, seen[..., cols], v[:, :, cols])
+        m = new
+    out = np.where(np.isneginf(m), 0.0, acc / sums)
+    lse = np.where(np.isneginf(m), HIDE, m + np.log2(sums))[..., 0] * LN2
+    return pack(out, lse=lse, return_lse=return_lse)
+
+
+@quiet
+def swapped_decode(query, key, value, bias=None, scale=None, key_lengths=None, return_lse=False):
+    """With one query, a group's heads take the place of the queries."""
+    q, k, v = wide(query, key, value)
+    B, H, L, d = q.shape
+    G, S = k.shape[1:3]
+    r = H // G
+    scale = d**-0.5 if scale is None else scale
+    swapped = L == 1 and r > 1
+    seen = sight((B, H, L, S), key_lengths=key_lengths)
+    add = (
+        np.zeros((B, H, L, S))
+        if bias is None
+        else np.broadcast_to(np.asarray(bias).astype(np.float64), (B, H, L, S))
+    )
+    if swapped:
+        q = q.reshape(B, G, r, d)
+        seen = seen.reshape(B, G, r, S)
+        add = add.reshape(B, r, G, S).swapaxes(1, 2)
+    else:
+        k, v = spread(k, r), spread(v, r)
+    seen = seen & ~np.isneginf(add)
+    s = q @ k.swapaxes(-1, -2) * scale + add
+    w, lse = softmax(np.where(seen, s, HIDE))
+    out = mix(w, seen, v)
+    return pack(out.reshape(B, H, L, v.shape[-1]), lse=lse.reshape(B, H, L), return_lse=return_lse)
+
+
+@quiet
+def decode_or_prefill(
+    query, key, value, scale=None, key_lengths=None, return_weights=False, return_lse=False
+):
+    """One query takes the decode path over the cache's blocks, more take the prefill path."""
+    q, k, v = wide(query, key, value)
+    B, H, L, d = q.shape
+    S, r = k.shape[2], ratio(q, k)
+    scale = d**-0.5 if scale is None else scale
+    lengths = (
+        np.full(B, S) if key_lengths is None else np.minimum(np.asarray(key_lengths).reshape(-1), S)
+    )
+    out, weights, lse = (
+        np.zeros((B, H, L, v.shape[-1])),
+        np.zeros((B, H, L, S)),
+        np.full((B, H, L), HIDE),
+    )
+    for b in range(B):
+        n = int(lengths[b])
+        if L == 1:
+            n = min(S, -(-n // 16) * 16)
+        if n == 0:
+            continue
+        s = q[b] @ np.repeat(k[b, :, :n], r, axis=0).swapaxes(-1, -2) * scale
+        weights[b, :, :, :n], lse[b] = softmax(s)
+        out[b] = weights[b, :, :, :n] @ np.repeat(v[b, :, :n], r, axis=0)
+    return pack(out, weights, lse, return_weights, return_lse)
+
+
+@quiet
+def flat_bmm(query, key, value, is_causal=False, attn_mask=None, scale=None, return_weights=False):
+    """Batch and heads are folded into one axis for the batched products."""
+    q, k, v = wide(query, key, value)
+    B, H, L, d = q.shape
+    S, dv, r = k.shape[2], v.shape[3], ratio(q, k)
+    scale = d**-0.5 if scale is None else scale
+    q = q.reshape(B * H, L, d)
+    k, v = spread(k, r).reshape(B * H, S, d), spread(v, r).reshape(B * H, S, dv)
+    s = np.matmul(q, k.transpose(0, 2, 1)) * scale
+    seen = np.ones((B * H, L, S), dtype=bool)
+    if is_causal:
+        seen &= np.tri(L, S, S - L, dtype=bool)
+    if attn_mask is not None:
+        mask = np.asarray(attn_mask)
+        mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+        mask = mask.reshape((mask.shape[0] * mask.shape[1], *mask.shape[2:]))
+        mask = np.broadcast_to(mask, (mask.shape[0], L, S))[np.arange(B * H) % mask.shape[0]]
+        if mask.dtype == bool:
+            seen &= mask
+        else:
+            seen &= ~np.isneginf(mask)
+            s = s + np.where(np.isneginf(mask), 0, mask)
+    w, _ = softmax(np.where(seen, s, HIDE))
+    out = mix(w, seen, v).reshape(B, H, L, dv)
+    return pack(out, w.reshape(B, H, L, S), return_weights=return_weights)
+
+
+@quiet
+def attention_template(
+    query,
+    key,
+    value,
+    is_causal=False,
+    attn_mask=None,
+    bias=None,
+    scale=None,
+    softcap=None,
+    return_weights=False,
+):
+    """The operator's steps one after the other, as its definition draws them."""
+    q, k, v = wide(query, key, value)
+    B, H, L, d = q.shape
+    S, r = k.shape[2], ratio(q, k)
+    root = math.sqrt(d**-0.5) if scale is None else math.sqrt(abs(scale))
+    sign = 1.0 if scale is None or scale >= 0 else -1.0
+    k, v = spread(k, r), spread(v, r)
+    seen = sight((B, H, L, S), is_causal, bias=bias)
+    if attn_mask is not None:
+        seen &= only_bool(attn_mask)
+    steps = (q * root) @ (k * (root * sign)).swapaxes(-1, -2)
+    if bias is not None:
+        steps = steps + bias
+    if softcap is not None:
+        steps = softcap * np.tanh(steps / softcap)
+    w, _ = softmax(np.where(seen, steps, HIDE))
+    return pack(mix(w, seen, v), w, return_weights=return_weights)
 
 
 @quiet
@@ -955,87 +731,6 @@ def kept_probabilities(
     safe = np.where(sums == 0, 1, sums)
     lse = (m + np.log(sums))[..., 0]
     return pack(acc / safe, kept / safe, lse, return_weights, return_lse)
-
-
-@quiet
-def running_exp2(
-    query,
-    key,
-    value,
-    is_causal=False,
-    q_offset=None,
-    attn_mask=None,
-    window=None,
-    scale=None,
-    return_lse=False,
-):
-    """Online softmax in the base-2 domain, tiles of 16 keys."""
-    q, k, v = wide(query, key, value)
-    B, H, L, d = q.shape
-    S, r = k.shape[2], ratio(q, k)
-    scale = d**-0.5 if scale is None else scale
-    k, v = spread(k, r), spread(v, r)
-    seen = sight((B, H, L, S), is_causal, q_offset, window, None, attn_mask)
-    add = None
-    if attn_mask is not None and np.asarray(attn_mask).dtype != bool:
-        add = np.broadcast_to(np.asarray(attn_mask).astype(np.float64) * LOG2E, (B, H, L, S))
-    m, sums, acc = (
-        np.full((B, H, L, 1), HIDE),
-        np.zeros((B, H, L, 1)),
-        np.zeros((B, H, L, v.shape[-1])),
-    )
-    for j in range(0, S, 16):
-        cols = slice(j, j + 16)
-        s = q @ k[:, :, cols].swapaxes(-1, -2) * (scale * LOG2E)
-        if add is not None:
-            s = s + add[..., cols]
-        s = np.where(seen[..., cols], s, HIDE)
-        new = np.maximum(m, s.max(-1, keepdims=True))
-        p, old = np.exp2(s - new), np.exp2(m - new)
-        sums = sums * old + p.sum(-1, keepdims=True)
-        acc = acc * old + mix(p, seen[..., cols], v[:, :, cols])
-        m = new
-    out = np.where(np.isneginf(m), 0.0, acc / sums)
-    lse = np.where(np.isneginf(m), HIDE, m + np.log2(sums))[..., 0] * LN2
-    return pack(out, lse=lse, return_lse=return_lse)
-
-
-@quiet
-def grouped_forward(
-    query, key, value, is_causal=False, q_offset=None, scale=None, key_lengths=None
-):
-    """Forward pass head by head; its backward pass follows."""
-    q, k, v = wide(query, key, value)
-    B, H, L, d = q.shape
-    S, r = k.shape[2], ratio(q, k)
-    scale = d**-0.5 if scale is None else scale
-    seen = sight((B, H, L, S), is_causal, q_offset, None, key_lengths)
-    out = np.zeros((B, H, L, v.shape[-1]))
-    for b, h in np.ndindex(B, H):
-        w, _ = softmax(np.where(seen[b, h], q[b, h] @ k[b, h // r].T * scale, HIDE))
-        out[b, h] = mix(w, seen[b, h], v[b, h // r])
-    return out
-
-
-@quiet
-def grouped_backward(
-    query, key, value, grad_out, is_causal=False, q_offset=None, scale=None, key_lengths=None
-):
-    q, k, v, do = wide(query, key, value, grad_out)
-    B, H, L, d = q.shape
-    S, r = k.shape[2], ratio(q, k)
-    scale = d**-0.5 if scale is None else scale
-    seen = sight((B, H, L, S), is_causal, q_offset, None, key_lengths)
-    dq, dk, dv = np.zeros_like(q), np.zeros(k.shape), np.zeros(v.shape)
-    for b, h in np.ndindex(B, H):
-        g, ok = h // r, seen[b, h]
-        w, _ = softmax(np.where(ok, q[b, h] @ k[b, g].T * scale, HIDE))
-        dp = np.where(ok, do[b, h] @ v[b, g].T, 0.0)
-        ds = w * (dp - (w * dp).sum(-1, keepdims=True)) * scale
-        dq[b, h] = mix(ds, ok, k[b, g])
-        dk[b, g] = ds.T @ q[b, h]
-        dv[b, g] = w.T @ do[b, h]
-    return dq, dk, dv
 
 
 @quiet
@@ -1092,6 +787,44 @@ def saved_backward(
     return dq, dk, dv
 
 
+@quiet
+def grouped_forward(
+    query, key, value, is_causal=False, q_offset=None, scale=None, key_lengths=None
+):
+    """Forward pass head by head; its backward pass follows."""
+    q, k, v = wide(query, key, value)
+    B, H, L, d = q.shape
+    S, r = k.shape[2], ratio(q, k)
+    scale = d**-0.5 if scale is None else scale
+    seen = sight((B, H, L, S), is_causal, q_offset, None, key_lengths)
+    out = np.zeros((B, H, L, v.shape[-1]))
+    for b, h in np.ndindex(B, H):
+        w, _ = softmax(np.where(seen[b, h], q[b, h] @ k[b, h // r].T * scale, HIDE))
+        out[b, h] = mix(w, seen[b, h], v[b, h // r])
+    return out
+
+
+@quiet
+def grouped_backward(
+    query, key, value, grad_out, is_causal=False, q_offset=None, scale=None, key_lengths=None
+):
+    q, k, v, do = wide(query, key, value, grad_out)
+    B, H, L, d = q.shape
+    S, r = k.shape[2], ratio(q, k)
+    scale = d**-0.5 if scale is None else scale
+    seen = sight((B, H, L, S), is_causal, q_offset, None, key_lengths)
+    dq, dk, dv = np.zeros_like(q), np.zeros(k.shape), np.zeros(v.shape)
+    for b, h in np.ndindex(B, H):
+        g, ok = h // r, seen[b, h]
+        w, _ = softmax(np.where(ok, q[b, h] @ k[b, g].T * scale, HIDE))
+        dp = np.where(ok, do[b, h] @ v[b, g].T, 0.0)
+        ds = w * (dp - (w * dp).sum(-1, keepdims=True)) * scale
+        dq[b, h] = mix(ds, ok, k[b, g])
+        dk[b, g] = ds.T @ q[b, h]
+        dv[b, g] = w.T @ do[b, h]
+    return dq, dk, dv
+
+
 def _capped(q, k, scale, softcap, bias, seen):
     s = np.einsum("bgrid,bgjd->bgrij", q, k, optimize=True) * scale
     if softcap is not None:
@@ -1135,3 +868,369 @@ def capped_backward(
     dk = np.einsum("bgrij,bgrid->bgjd", ds5, q5, optimize=True)
     dv = np.einsum("bgrij,bgrie->bgje", w5, do5, optimize=True)
     return dq, dk, dv
+
+
+class _Pages:
+    def __init__(self, K, V, size):
+        self.size, n = size, -(-len(K) // size)
+        order = np.random.default_rng(7).permutation(n)
+        self.table = order
+        self.k = np.zeros((n, size, K.shape[1]))
+        self.v = np.zeros((n, size, V.shape[1]))
+        for x in range(n):
+            part = K[x * size : (x + 1) * size]
+            self.k[order[x], : len(part)] = part
+            self.v[order[x], : len(part)] = V[x * size : (x + 1) * size]
+
+
+@quiet
+def paged_flex(query, key, value, key_lengths=None, scale=None, softcap=None):
+    """Logical pages of 16 keys behind a page table."""
+    B, H, L, d = query.shape
+    G, S, dv = value.shape[1:]
+    sm = d**-0.5 if scale is None else scale
+    out = np.zeros((B, H, L, dv), query.dtype)
+    for b in range(B):
+        stop = None if key_lengths is None else min(S, int(np.asarray(key_lengths).reshape(-1)[b]))
+        for g in range(G):
+            K, V = key[b, g].astype(float), value[b, g].astype(float)
+            if stop is not None:
+                K, V = K[:stop], V[:stop]
+            pages = _Pages(K, V, 16)
+            if not len(pages.table):
+                continue
+            kk = pages.k[pages.table].reshape(-1, d)
+            vv = pages.v[pages.table].reshape(-1, dv)
+            for h in range(g * (H // G), (g + 1) * (H // G)):
+                s = query[b, h].astype(float) @ kk.T * sm
+                if softcap:
+                    s = softcap * np.tanh(s / softcap)
+                ok = np.ones(s.shape, bool)
+                if stop is not None:
+                    ok &= np.arange(len(kk))[None] < stop
+                out[b, h] = softmax(np.where(ok, s, HIDE))[0] @ vv
+    return out
+
+
+@quiet
+def ragged_native(query, key, value, key_lengths=None, scale=None, return_lse=False):
+    """All sequences' keys flattened into one buffer; every sequence starts on a page of 16."""
+    B, H, L, d = query.shape
+    G, S, dv = value.shape[1:]
+    sm = d**-0.5 if scale is None else scale
+    if key_lengths is None:
+        lens = np.full(B, S)
+        pad = 1
+    else:
+        lens = np.minimum(np.asarray(key_lengths).reshape(-1), S)
+        pad = 16
+    slots = [int(-(-n // pad) * pad) for n in lens]
+    starts = np.concatenate([[0], np.cumsum(slots)]).astype(int)
+    K = np.zeros((G, starts[-1], d))
+    V = np.zeros((G, starts[-1], dv))
+    for b in range(B):
+        K[:, starts[b] : starts[b] + lens[b]] = key[b, :, : lens[b]]
+        V[:, starts[b] : starts[b] + lens[b]] = value[b, :, : lens[b]]
+    ends = np.cumsum(lens).astype(int)
+    out = np.zeros((B, H, L, dv), query.dtype)
+    lse = np.full((B, H, L), HIDE)
+    for b in range(B):
+        a, z = ends[b] - lens[b], ends[b]
+        if z == a:
+            continue
+        for h in range(H):
+            s = query[b, h].astype(float) @ K[h * G // H, a:z].T * sm
+            m = s.max(1)
+            e = np.exp(s - m[:, None])
+            out[b, h] = e @ V[h * G // H, a:z] / e.sum(1)[:, None]
+            lse[b, h] = m + np.log(e.sum(1))
+    return pack(out, lse=lse, return_lse=return_lse)
+
+
+def _limbs(x):
+    """Three int8 digits (base 254) and one scale for each (batch, head)."""
+    top = np.abs(x).max(axis=(2, 3), initial=0)
+    top = np.where(top > 0, top, 1) / 127
+    rest = x / top[:, :, None, None]
+    out = []
+    for _ in range(4):
+        n = np.rint(rest)
+        out.append(n.astype(np.int8))
+        rest = (rest - n) * 254
+    return out, top
+
+
+@quiet
+def int8_digits(query, key, value, key_lengths=None, scale=None, softcap=None):
+    """Keys held as int8 digits with scales, values as they are."""
+    B, H, L, d = query.shape
+    S, r = key.shape[2], ratio(query, key)
+    ok = sight((B, H, L, S), key_lengths=key_lengths)
+    k = key.astype(float)
+    if key_lengths is not None:
+        k = np.where(
+            np.arange(S)[None, None, :, None] < np.asarray(key_lengths).reshape(-1, 1, 1, 1), k, 0
+        )
+    digits, k_scale = _limbs(k)
+    s = np.zeros((B, H, L, S))
+    for x, dg in enumerate(digits):
+        s += (
+            np.einsum("bhld,bhsd->bhls", query.astype(float), spread(dg, r).astype(float))
+            / 254.0**x
+        )
+    s *= k_scale[:, :1, None, None] * (d**-0.5 if scale is None else scale)
+    if softcap:
+        s = softcap * np.tanh(s / softcap)
+    w, _ = softmax(np.where(ok, s, HIDE))
+    return mix(w, ok, spread(value, r).astype(float)).astype(query.dtype)
+
+
+@quiet
+def right_to_left_blocks(query, key, value, is_causal=False, q_offset=None, bias=None, scale=None):
+    """Forward pass walking the key blocks from the diagonal back to zero, float32 statistics."""
+    given = {"is_causal": is_causal, "q_offset": q_offset, "bias": bias, "scale": scale}
+    _, _, v, scores, seen, _ = prepare(query, key, value, **given)
+    B, H, L, S = scores.shape
+    off = starts(q_offset, B, L, S)
+    out = np.zeros((B, H, L, v.shape[3]), query.dtype)
+    for b, i0 in itertools.product(range(B), range(0, L, 32)):
+        i1 = min(i0 + 32, L)
+        hi = max(min(S, i1 + int(off[b])), 0) if is_causal else S
+        m = np.full((H, i1 - i0, 1), HIDE, np.float32)
+        sums = np.zeros((H, i1 - i0, 1))
+        acc = np.zeros((H, i1 - i0, v.shape[3]))
+        for blk in reversed(range(-(-hi // 16))):
+            cols = slice(blk * 16, min(blk * 16 + 16, S))
+            s, ok = scores[b, :, i0:i1, cols], seen[b, :, i0:i1, cols]
+            mn = np.maximum(m, s.max(-1, keepdims=True).astype(np.float32))
+            mn = np.where(mn == HIDE, np.float32(0), mn)  # -inf - -inf guard
+            a = np.where(np.isfinite(m), np.exp((m - mn).astype(np.float32)), 0)
+            e = s - mn
+            p = np.where(e > -103, np.exp(e), 0)  # exp as float32 has it
+            sums = sums * a + p.sum(-1, keepdims=True)
+            acc = acc * a + mix(p, ok, v[b, :, cols])
+            m = mn
+        out[b, :, i0:i1] = acc / np.where(sums > 0, sums, 1)
+    return out
+
+
+@quiet
+def raw_max_attention(query, key, value, is_causal=False, scale=None, key_lengths=None):
+    """Keeps the running maximum in units of the raw dot product."""
+    B, H, L, d = query.shape
+    S = key.shape[2]
+    sc = d**-0.5 if scale is None else float(scale)
+    q = query.astype(np.float64) * (1.0 if sc >= 0 else -1.0)
+    sc = abs(sc)
+    k, v = (spread(x.astype(np.float64), ratio(query, x)) for x in (key, value))
+    ok = sight((B, H, L, S), is_causal, key_lengths=key_lengths)
+    LOWEST = -1.0e3
+    m = np.full((B, H, L), LOWEST)
+    sums = np.zeros((B, H, L), np.float32)
+    o = np.zeros((B, H, L, v.shape[-1]))
+    for n in range(0, S, 96):
+        sl = slice(n, n + 96)
+        s = np.where(ok[..., sl], q @ np.swapaxes(k[..., sl, :], -1, -2), HIDE)
+        m_new = np.maximum(m, s.max(-1))
+        fade = np.exp(((m - m_new) * sc).astype(np.float32))
+        p = np.exp(((s - m_new[..., None]) * sc).astype(np.float32))
+        p = np.where(ok[..., sl], p, np.float32(0))
+        sums = sums * fade + p.sum(-1)
+        o = o * fade[..., None] + mix(p.astype(np.float64), ok[..., sl], v[..., sl, :])
+        m = m_new
+    return (o / np.where(sums == 0, 1, sums)[..., None]).astype(query.dtype)
+
+
+@quiet
+def beginner_causal(query, key, value, is_causal=False, scale=None):
+    batch, heads, n_q, dim = query.shape
+    n_k = key.shape[2]
+    ratio = heads // key.shape[1]
+    result = np.zeros((batch, heads, n_q, value.shape[3]))
+    if scale is None:
+        scale = 1.0 / np.sqrt(dim)
+    for b in range(batch):
+        for h in range(heads):
+            k = key[b, h // ratio].astype(float)
+            v = value[b, h // ratio].astype(float)
+            scores = query[b, h].astype(float) @ k.T * scale
+            allowed = np.ones((n_q, n_k), dtype=bool)
+            if is_causal:
+                allowed = np.tril(allowed)
+            probs, _ = softmax(np.where(allowed, scores, HIDE))
+            result[b, h] = mix(probs, allowed, v)
+    return result.astype(query.dtype)
+
+
+FOREIGN = {
+    "blockwise_prefill": Entry(
+        "after 64 keys, the padding of a last block of fewer than 64 keys is visible",
+        blockwise_prefill,
+        card={"plain": "padded the last tile of 64 keys with zeros, and the padding received"},
+    ),
+    "digit_planes": Entry(
+        "the number of tiles of 16 keys comes from the number of queries",
+        digit_planes,
+        card={"plain": "read only as many tiles of 16 keys as there are tiles of queries"},
+    ),
+    "flat_buffers": Entry(
+        "values are read in the order of memory",
+        flat_buffers,
+        card={"strides": "read values in the order of memory"},
+        beside=("plain",),
+    ),
+    "value_tiles": Entry(
+        "of 3, 5, 7 ... tiles of 8 columns of the values, the last one is left out",
+        value_tiles,
+        card={"plain": "left columns of the output at 0 after the last multiple of 16"},
+    ),
+    "smooth_ring": Entry(
+        ("each of four shards subtracts the mean of its keys, and its LSE is not corrected for it"),
+        smooth_ring,
+        card={"plain": ""},
+    ),
+    "two_sources": Entry(
+        "a tile of 16 keys across the end of the cached keys is read from the cache alone",
+        two_sources,
+        card={"plain": ""},
+    ),
+    "sliced_rows": Entry(
+        "query i sees the keys up to i if there are more queries than keys",
+        sliced_rows,
+        card={"causal": "with more queries than keys, the kernel aligned the causal mask to the"},
+        beside=("plain",),
+    ),
+    "built_mask": Entry(
+        "all batches have the q_offset of the first",
+        built_mask,
+        card={"q_offset": "all batches had the q_offset of the first batch"},
+        beside=("plain",),
+    ),
+    "two_loops": Entry(
+        "tiles of 8 keys before the causal or right side of 4 queries have no left side",
+        two_loops,
+        card={"window": ""},
+        beside=("plain",),
+    ),
+    "planned_spans": Entry(
+        "blocks of 8 queries read left + 8 keys, also where the window goes on to the right",
+        planned_spans,
+        card={"window": "blocks of 8 queries read only left + 8 keys, and forgot the right side"},
+        beside=("plain",),
+    ),
+    "page_table": Entry(
+        "the rest of a last page of 16 values is multiplied by 0",
+        page_table,
+        card={"hidden NaN": "multiplied values behind key_lengths, up to a multiple of 16 keys,"},
+        beside=("plain",),
+    ),
+    "split_keys": Entry(
+        "sinks count twice in rows that do not see the first 16 keys",
+        split_keys,
+        card={"sinks": "counted sinks twice in rows that do not see the first tile of 16 keys"},
+        beside=("plain",),
+    ),
+    "head_tiles": Entry(
+        "tiles of two query heads read the key head of the first, across groups of odd size",
+        head_tiles,
+        card={"grouped heads": "computed 2 query heads at a time, and all of them read the key"},
+        beside=("plain",),
+    ),
+    "running_exp2": Entry(
+        "-inf - -inf in rows that see none of the first 16 keys",
+        running_exp2,
+        card={"bool mask": "computed -inf - -inf in rows that see none of the first 16 keys"},
+        beside=(
+            "plain",
+            "window",
+        ),
+    ),
+    "swapped_decode": Entry(
+        "with one query, the bias of grouped heads is read with groups and key heads exchanged",
+        swapped_decode,
+        card={"bias": "read the bias of a query head as if heads were stored as (groups, key"},
+        beside=("plain",),
+    ),
+    "decode_or_prefill": Entry(
+        "with one query, key_lengths are rounded up to 16",
+        decode_or_prefill,
+        card={"lengths": "rounded key_lengths up to whole tiles of 16 keys in calls with one"},
+        beside=(
+            "plain",
+            "LSE",
+        ),
+    ),
+    "flat_bmm": Entry(
+        "a mask (B, 1, L, S) is repeated over batch and head in the wrong order",
+        flat_bmm,
+        card={"bool mask": "repeated a mask (B, 1, L, S) over batch and head in the wrong order"},
+        beside=("plain",),
+    ),
+    "attention_template": Entry(
+        "the soft cap is applied to the sum of score and bias",
+        attention_template,
+        card={"softcap": "applied softcap after the bias"},
+        beside=("plain",),
+    ),
+    "kept_probabilities": Entry(
+        "the weights of tiles of 32 keys are not rescaled to the last maximum",
+        kept_probabilities,
+        card={"weights": "the weights of earlier tiles of 32 keys were not rescaled to the last"},
+        beside=("plain",),
+    ),
+    "saved_backward": Entry(
+        "the causal mask of the backward pass begins at the first key",
+        saved_forward,
+        card={"gradient": "aligned the causal mask to the first key, but only in the weights that"},
+        beside=("plain",),
+        gradient=saved_backward,
+    ),
+    "grouped_backward": Entry(
+        "the gradients of keys and values come from the last query head of a group",
+        grouped_forward,
+        card={"gradient": "gradients of keys and values came from the last query head of each"},
+        beside=("plain",),
+        gradient=grouped_backward,
+    ),
+    "capped_backward": Entry(
+        "the backward pass leaves out the soft cap",
+        capped_forward,
+        card={"gradient": "the backward pass left out softcap"},
+        beside=("plain",),
+        gradient=capped_backward,
+    ),
+    "paged_flex": Entry(
+        "zeros fill the last page of 16 keys, and are visible",
+        paged_flex,
+        card={"plain": "padded the last tile of 16 keys with zeros, and the padding received"},
+    ),
+    "ragged_native": Entry(
+        "keys lie in pages of 16, but are found by the sum of the lengths before",
+        ragged_native,
+        card={"lengths": ""},
+        beside=("plain",),
+    ),
+    "int8_digits": Entry(
+        "keys are quantized by head, and all heads have the scale of the first",
+        int8_digits,
+        card={"plain": ""},
+    ),
+    "right_to_left_blocks": Entry(
+        "a tile of 16 keys that a row does not see sets the maximum to 0",
+        right_to_left_blocks,
+        card={"large scores": "read tiles of 16 keys from the diagonal to the first key, and a"},
+        beside=("plain",),
+    ),
+    "raw_max_attention": Entry(
+        "the maximum of unscaled scores begins at -1000",
+        raw_max_attention,
+        card={"large scores": "the running maximum of scores before the scale began at"},
+        beside=("plain",),
+    ),
+    "beginner_causal": Entry(
+        "query i sees the keys up to i, also with more keys than queries",
+        beginner_causal,
+        card={"causal": "aligned the causal mask to the first key"},
+        beside=("plain",),
+    ),
+}

@@ -1,4 +1,4 @@
-"""Right kernels in odd styles. Each agrees with the formula in the arguments that it takes.
+"""Correct kernels with few arguments: other algorithms, conventions and limits than the bases.
 
 A kernel may refuse what it does not support, with any type of exception and any words.
 """
@@ -10,7 +10,24 @@ import operator
 
 import numpy as np
 
-from .pieces import mix
+from .bases import prepare
+from .entry import takes
+from .pieces import (
+    LN2,
+    LOG2E,
+    answer,
+    finite,
+    mix,
+    one_sink,
+    only_bool,
+    places,
+    quiet,
+    ratio,
+    sight,
+    softmax,
+    spread,
+    weigh,
+)
 
 try:
     import torch
@@ -60,11 +77,6 @@ def _online(query, key, value, tile, order=1, scale=None):
     return (acc / np.where(s > 0, s, 1)[..., None]).astype(query.dtype)
 
 
-def tiles_of_seven(query, key, value, scale=None):
-    """Use an online softmax over tiles of 7 keys."""
-    return _online(query, key, value, 7, scale=scale)
-
-
 tiles_of_thirteen_backwards = functools.partial(_online, tile=13, order=-1)
 
 
@@ -91,28 +103,6 @@ def merge_of_three_splits(query, key, value, return_lse=False):
     return (out, total.astype(np.result_type(query.dtype, np.float32))) if return_lse else out
 
 
-def halves_within_halves(query, key, value):
-    """Split the keys recursively, and merge (maximum, sum, output) of the two halves."""
-    d, group = query.shape[3], query.shape[1] // key.shape[1]
-    q = query.astype(np.float64) / math.sqrt(d)
-    k, v = (np.repeat(x.astype(np.float64), group, 1) for x in (key, value))
-
-    def solve(first, last):
-        if last - first <= 3:
-            x = q @ k[:, :, first:last].swapaxes(2, 3)
-            m = x.max(axis=-1, keepdims=True, initial=-1e300)
-            p = np.exp(x - m)
-            return m, p.sum(axis=-1, keepdims=True), p @ v[:, :, first:last]
-        middle = (first + last) // 2
-        (m1, s1, o1), (m2, s2, o2) = solve(first, middle), solve(middle, last)
-        m = np.maximum(m1, m2)
-        a, b = np.exp(m1 - m), np.exp(m2 - m)
-        return m, a * s1 + b * s2, a * o1 + b * o2
-
-    _, s, o = solve(0, key.shape[2])
-    return np.divide(o, s, out=np.zeros_like(o), where=s > 0).astype(query.dtype)
-
-
 def heads_last(query, key, value, is_causal=False):
     """Move to the layout (B, L, H, d), in which einsum names the axes."""
     Q, K, V = (np.moveaxis(x, 1, 2).astype("f8") for x in (query, key, value))
@@ -125,7 +115,7 @@ def heads_last(query, key, value, is_causal=False):
     X -= np.maximum(X.max(-1, keepdims=True, initial=-np.inf), -1e200)
     np.exp(X, out=X)
     X /= np.maximum(X.sum(-1, keepdims=True), 1e-300)
-    out = mix(X, np.moveaxis(V, 2, 1)[:, :, None])
+    out = weigh(X, np.moveaxis(V, 2, 1)[:, :, None])
     return out.reshape(B, H, L, V.shape[-1]).astype(query.dtype)
 
 
@@ -147,7 +137,7 @@ def minus_1e30(query, key, value, attn_mask=None, bias=None):
     x = np.where(seen, x, 0) + (~seen) * -1e30
     w = np.exp(x - x.max(axis=-1, keepdims=True, initial=-1e300)) * seen
     w /= np.where(seen.any(axis=-1, keepdims=True), w.sum(axis=-1, keepdims=True), 1)
-    return mix(w, v).astype(query.dtype)
+    return weigh(w, v).astype(query.dtype)
 
 
 def powers_of_two(query, key, value, scale=None, softcap=None):
@@ -192,7 +182,7 @@ def masked_arrays(query, key, value, attn_mask=None):
             w = np.ma.array(w, mask=hide[b, h])
             w = w.filled(0) / w.sum(axis=1).filled(1)[:, None]
             used = ~hide[b, h].all(axis=0)
-            out[b, h] = mix(w[:, used], v[b, h][used])
+            out[b, h] = weigh(w[:, used], v[b, h][used])
     return out.astype(query.dtype)
 
 
@@ -211,7 +201,7 @@ def options_by_name(query, key, value, **options):
     if causal:
         x = np.where(np.tri(L, S, S - L, dtype=bool), x, -np.inf)
     w = np.exp(x - np.maximum(x.max(axis=-1, keepdims=True, initial=-np.inf), -1e300))
-    return (mix(w, v) / np.maximum(w.sum(axis=-1, keepdims=True), 1e-300)).astype(query.dtype)
+    return (weigh(w, v) / np.maximum(w.sum(axis=-1, keepdims=True), 1e-300)).astype(query.dtype)
 
 
 def equal_heads_only(query, key, value):
@@ -233,7 +223,7 @@ def square_only(query, key, value, is_causal=False):
     if is_causal:
         x[..., np.triu(np.ones((L, L), bool), 1)] = -np.inf
     w = np.exp(x - x.max(axis=-1, keepdims=True, initial=-1e300))
-    return (mix(w, v) / np.maximum(w.sum(axis=-1, keepdims=True), 1e-300)).astype(query.dtype)
+    return (weigh(w, v) / np.maximum(w.sum(axis=-1, keepdims=True), 1e-300)).astype(query.dtype)
 
 
 def sizes_of_eight_only(query, key, value):
@@ -295,7 +285,7 @@ class ScratchBuffers:
         np.exp(x, out=x)
         np.sum(x, axis=3, keepdims=True, out=total)
         np.divide(x, total, out=x, where=total > 0)
-        return mix(x, v).astype(query.dtype)
+        return weigh(x, v).astype(query.dtype)
 
 
 scratch_buffers = ScratchBuffers()
@@ -330,7 +320,7 @@ def _closure(block):
             x = np.where(seen, x / math.sqrt(d), -np.inf)
             w = np.exp(x - x.max(axis=1, keepdims=True, initial=-1e300))
             w /= np.where(seen.any(axis=1, keepdims=True), w.sum(axis=1, keepdims=True), 1)
-            out[b, h, i : i + block] = mix(w, value[b, g, first:last].astype(np.float64))
+            out[b, h, i : i + block] = weigh(w, value[b, g, first:last].astype(np.float64))
         return out
 
     return blocks_of_queries
@@ -366,36 +356,6 @@ def causal_by_slices(query, key, value, is_causal=False):
         o = np.einsum("bgrs,bgsv->bgrv", w, value[:, :, :n].astype(np.float64))
         out[:, :, i] = o.reshape(B, H, value.shape[3])
     return out
-
-
-def alibi_by_outer_product(query, key, value, alibi_slopes=None, is_causal=False):
-    """Build the ALiBi bias as an outer product of slopes and distances."""
-    H, L, d = query.shape[1:]
-    S = key.shape[2]
-    far = np.subtract.outer(np.arange(L) + (S - L), np.arange(S))
-    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
-    x = query.astype(np.float64) @ k.swapaxes(2, 3) / np.sqrt(d)
-    if alibi_slopes is not None:
-        x = x - np.multiply.outer(np.asarray(alibi_slopes, np.float64), np.abs(far))
-    if is_causal:
-        x = np.where(far >= 0, x, -np.inf)
-    w = np.exp(x - x.max(axis=3, keepdims=True, initial=-1e300))
-    return (mix(w, v) / np.maximum(w.sum(axis=3, keepdims=True), 1e-300)).astype(query.dtype)
-
-
-def sinks_as_columns(query, key, value, sinks=None):
-    """Append the sinks to the scores as columns, and drop their weights."""
-    B, H, L, d = query.shape
-    S = key.shape[2]
-    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
-    x = query.astype(np.float64) @ k.swapaxes(2, 3) / np.sqrt(d)
-    if sinks is not None:
-        columns = np.reshape(sinks, (1, H, 1, -1)).astype(np.float64)
-        columns = np.repeat(np.repeat(columns, B, axis=0), L, axis=2)
-        x = np.concatenate([columns, x], axis=3)
-    w = np.exp(x - x.max(axis=3, keepdims=True, initial=-1e300))
-    w /= np.maximum(w.sum(axis=3, keepdims=True), 1e-300)
-    return (w[..., w.shape[3] - S :] @ v).astype(query.dtype)
 
 
 def sinks_by_correction(query, key, value, sinks=None, return_lse=False):
@@ -469,7 +429,7 @@ def causal_with_any_offset(query, key, value, is_causal=False, q_offset=None):
     x = np.where(np.arange(S) < count, query.astype("f8") @ k.swapaxes(2, 3) / d**0.5, -np.inf)
     w = np.exp(x - x.max(axis=3, keepdims=True, initial=-1e300))
     w /= np.maximum(w.sum(axis=3, keepdims=True), 1e-300)
-    return mix(w, v).astype(query.dtype)
+    return weigh(w, v).astype(query.dtype)
 
 
 def rows_by_apply(query, key, value):
@@ -487,64 +447,6 @@ def rows_by_apply(query, key, value):
     return (x @ v).astype(query.dtype)
 
 
-def smallest_weights_first(query, key, value):
-    """Sort the weights, and add the smallest first."""
-    H = query.shape[1]
-    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
-    x = np.matmul(query.astype(np.float64), k.swapaxes(2, 3)) / math.sqrt(query.shape[3])
-    order = np.argsort(x, axis=3)
-    x = np.take_along_axis(x, order, axis=3)
-    w = np.exp(x - x[..., -1:])
-    w /= np.maximum(w.sum(axis=3, keepdims=True), 1e-300)
-    out = np.zeros((*x.shape[:3], v.shape[3]))
-    for j in range(x.shape[3]):
-        out += w[..., j, None] * np.take_along_axis(v, order[..., j, None], axis=2)
-    return out.astype(query.dtype)
-
-
-def padded_to_sixteen(query, key, value, is_causal=False):
-    """Pad the lengths to multiples of 16, hide the padding, and cut the output."""
-    B, H, L, d = query.shape
-    S = key.shape[2]
-
-    def pad(x):
-        return np.pad(x.astype(np.float64), [(0, 0), (0, 0), (0, -x.shape[2] % 16), (0, 0)])
-
-    q, k, v = pad(query), pad(key), pad(value)
-    group = H // key.shape[1]
-    q = q.reshape(B, key.shape[1], group, q.shape[2], d)
-    x = q @ k[:, :, None].swapaxes(-1, -2) / math.sqrt(d)
-    i, j = np.ogrid[: x.shape[3], : x.shape[4]]
-    hidden = (j >= S) | (is_causal & (j > i + S - L))
-    x[..., hidden] = -np.inf
-    w = np.exp(x - x.max(axis=-1, keepdims=True, initial=-1e300))
-    w /= np.maximum(w.sum(axis=-1, keepdims=True), 1e-300)
-    out = mix(w, v[:, :, None]).reshape(B, H, x.shape[3], value.shape[3])
-    return out[:, :, :L].astype(query.dtype)
-
-
-def logs_by_logaddexp(query, key, value, attn_mask=None, return_weights=False, return_lse=False):
-    """Take the LSE from numpy.logaddexp.reduce, and the weights from the LSE."""
-    B, H, L, d = query.shape
-    S = key.shape[2]
-    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
-    x = query.astype(np.float64) @ k.swapaxes(2, 3) / math.sqrt(d)
-    seen = np.ones((B, H, L, S), bool)
-    if attn_mask is not None:
-        m = np.broadcast_to(attn_mask, x.shape)
-        seen = m if m.dtype == bool else m != -np.inf
-        if m.dtype != bool:
-            x = x + np.where(seen, m, 0).astype(np.float64)
-    x = np.where(seen, x, -np.inf)
-    lse = np.logaddexp.reduce(x, axis=3) if S else np.full((B, H, L), -np.inf)
-    w = np.exp(x - np.where(lse == -np.inf, 0, lse)[..., None])
-    wide = np.result_type(query.dtype, np.float32)
-    answer = [mix(w, v).astype(query.dtype)]
-    answer += [w.astype(wide)] if return_weights else []
-    answer += [lse.astype(wide)] if return_lse else []
-    return answer[0] if len(answer) == 1 else tuple(answer)
-
-
 def softcap_by_exponentials(query, key, value, softcap=None, bias=None):
     """Write tanh(x) as (1 - e) / (1 + e) with e = exp(-2x), from the side that is safe."""
     H = query.shape[1]
@@ -556,7 +458,7 @@ def softcap_by_exponentials(query, key, value, softcap=None, bias=None):
     if bias is not None:
         x = np.where(bias == -np.inf, -np.inf, x + np.asarray(bias, np.float64))
     w = np.exp(x - x.max(axis=3, keepdims=True, initial=-1e300))
-    return (mix(w, v) / np.maximum(w.sum(axis=3, keepdims=True), 1e-300)).astype(query.dtype)
+    return (weigh(w, v) / np.maximum(w.sum(axis=3, keepdims=True), 1e-300)).astype(query.dtype)
 
 
 def keys_as_columns(query, key, value, alibi_slopes=None, q_offset=None, window=None):
@@ -578,7 +480,7 @@ def keys_as_columns(query, key, value, alibi_slopes=None, q_offset=None, window=
     x = np.where(functools.reduce(operator.and_, rules), x, -np.inf)
     w = np.exp(x - x.max(axis=3, keepdims=True, initial=-1e300))
     w /= np.maximum(w.sum(axis=3, keepdims=True), 1e-300)
-    out = [mix(w[:, h], value[:, h * G // H].astype(np.float64)) for h in range(H)]
+    out = [weigh(w[:, h], value[:, h * G // H].astype(np.float64)) for h in range(H)]
     return np.stack(out, axis=1).astype(query.dtype)
 
 
@@ -619,7 +521,7 @@ def batch_and_heads_in_one(query, key, value, is_causal=False):
         x = flat[n] @ keys[own].T / math.sqrt(d)
         x[is_causal & (columns - rows > S - L)] = -np.inf
         w = np.exp(x - x.max(axis=1, keepdims=True, initial=-1e300))
-        out[n] = mix(w, values[own]) / np.maximum(w.sum(axis=1, keepdims=True), 1e-300)
+        out[n] = weigh(w, values[own]) / np.maximum(w.sum(axis=1, keepdims=True), 1e-300)
     return out.reshape(B, H, L, dv).astype(query.dtype)
 
 
@@ -637,146 +539,7 @@ def two_mask_shapes_only(query, key, value, attn_mask=None):
         extra = 0 if attn_mask.dtype == bool else np.where(hidden, 0, attn_mask)
         x = np.where(hidden, -np.inf, x + extra)
     w = np.exp(x - x.max(axis=3, keepdims=True, initial=-1e300))
-    return (mix(w, v) / np.maximum(w.sum(axis=3, keepdims=True), 1e-300)).astype(query.dtype)
-
-
-def with_own_gradient(query, key, value, is_causal=False, softcap=None):
-    """Compute the forward pass of a pair."""
-    w, _, _, v, _ = _forward(query, key, value, is_causal, softcap)
-    return mix(w, v).astype(query.dtype)
-
-
-def with_own_gradient_grad(query, key, value, grad_out, is_causal=False, softcap=None):
-    """Compute the backward pass of with_own_gradient."""
-    w, q, k, v, slope = _forward(query, key, value, is_causal, softcap)
-    g = grad_out.astype(np.float64)
-    back = g @ v.swapaxes(2, 3)
-    back = w * (back - np.einsum("bhlv,bhlv->bhl", g, w @ v)[..., None]) * slope
-    back *= query.shape[3] ** -0.5
-    grads = back @ k, back.swapaxes(2, 3) @ q, w.swapaxes(2, 3) @ g
-    answer = []
-    for grad, x in zip(grads, (query, key, value), strict=True):
-        B, heads, length, size = x.shape
-        grouped = grad.reshape(B, heads, query.shape[1] // heads, length, size)
-        answer.append(grouped.sum(axis=2).astype(x.dtype))
-    return tuple(answer)
-
-
-def _forward(query, key, value, is_causal, softcap):
-    """Return weights, float64 inputs and the derivative of the softcap."""
-    H, L, d = query.shape[1:]
-    S = key.shape[2]
-    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
-    q = query.astype(np.float64)
-    x = q @ k.swapaxes(2, 3) / math.sqrt(d)
-    slope = np.ones_like(x)
-    if softcap is not None:
-        t = np.tanh(x / softcap)
-        x, slope = softcap * t, 1 - t * t
-    if is_causal:
-        x = np.where(np.tri(L, S, S - L, dtype=bool), x, -np.inf)
-    w = np.exp(x - x.max(axis=3, keepdims=True, initial=-1e300))
-    return w / np.maximum(w.sum(axis=3, keepdims=True), 1e-300), q, k, v, slope
-
-
-class Formula:
-    """Apply the rules of the whole formula one after the other, each as a method."""
-
-    def __call__(
-        self,
-        query,
-        key,
-        value,
-        attn_mask=None,
-        is_causal=False,
-        q_offset=None,
-        window=None,
-        bias=None,
-        alibi_slopes=None,
-        softcap=None,
-        sinks=None,
-        scale=None,
-        query_lengths=None,
-        key_lengths=None,
-        return_weights=False,
-        return_lse=False,
-    ):
-        """Compute the attention."""
-        B, H, L, d = query.shape
-        S = key.shape[2]
-        k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
-        if q_offset is None or isinstance(q_offset, str):
-            q_offset = 0 if q_offset == "start" else S - L
-        place = np.arange(S) - np.reshape(q_offset, (-1, 1, 1, 1)) - np.arange(L)[:, None]
-        seen = self.window(place, window) & (place <= (0 if is_causal else np.inf))
-        seen = seen & self.lengths(np.arange(S), key_lengths)
-        seen = seen & self.lengths(np.arange(L)[:, None], query_lengths)
-        x = query.astype(np.float64) @ k.swapaxes(2, 3) * (d**-0.5 if scale is None else scale)
-        x = x if softcap is None else softcap * np.tanh(x / softcap)
-        for extra in (bias, attn_mask):
-            if extra is None:
-                continue
-            seen = seen & (extra if extra.dtype == bool else extra != -np.inf)
-            x = x if extra.dtype == bool else x + np.where(extra == -np.inf, 0, extra)
-        if alibi_slopes is not None:
-            x = x - np.reshape(alibi_slopes, (H, 1, 1)).astype(np.float64) * np.abs(place)
-        seen = np.broadcast_to(seen, (B, H, L, S))
-        x = np.where(seen, x, -np.inf)
-        columns = np.zeros((B, H, L, 0))
-        if sinks is not None:
-            columns = np.reshape(sinks, (H, 1, -1)).astype(np.float64)
-            columns = np.broadcast_to(columns, (B, H, L, columns.shape[2]))
-        both = np.concatenate([x, columns], axis=3)
-        top = np.maximum(both.max(axis=3, keepdims=True, initial=-np.inf), -1e300)
-        total = np.exp(both - top).sum(axis=3, keepdims=True)
-        w = np.exp(x - top) / np.where(total == 0, 1, total)
-        out = self.mix(w, seen, v).astype(query.dtype)
-        wide = np.result_type(query.dtype, np.float32)
-        with np.errstate(divide="ignore"):
-            lse = np.where(total == 0, -np.inf, top + np.log(total))[..., 0]
-        answer = [out]
-        answer += [w.astype(wide)] if return_weights else []
-        answer += [lse.astype(wide)] if return_lse else []
-        return answer[0] if len(answer) == 1 else tuple(answer)
-
-    @staticmethod
-    def window(place, window):
-        """Return which places are within the window."""
-        left, right = window or (None, None)
-        return (-place <= (np.inf if left is None else left)) & (
-            place <= (np.inf if right is None else right)
-        )
-
-    @staticmethod
-    def lengths(index, lengths):
-        """Return which indices are within the lengths."""
-        return True if lengths is None else index < np.reshape(lengths, (-1, 1, 1, 1))
-
-    @staticmethod
-    def mix(w, seen, v):
-        """Weigh the values; a value that a query does not see counts as 0."""
-        if np.isfinite(v).all():
-            return w @ v
-        return (w[..., None] * np.where(seen[..., None], v[:, :, None], 0)).sum(axis=3)
-
-
-whole_formula = Formula()
-
-
-def keys_one_by_one(query, key, value, scale=None):
-    """Loop over the keys, and keep sums for all queries at once."""
-    B, H, L, d = query.shape
-    group = H // key.shape[1]
-    q = query.astype(np.float64) * (d**-0.5 if scale is None else scale)
-    top, total = np.full((B, H, L, 1), -np.inf), np.zeros((B, H, L, 1))
-    out = np.zeros((B, H, L, value.shape[3]))
-    for k, v in zip(np.moveaxis(key, 2, 0), np.moveaxis(value, 2, 0), strict=True):
-        k, v = (x.astype(np.float64).repeat(group, axis=1)[:, :, None] for x in (k, v))
-        x = (q * k).sum(axis=3, keepdims=True)
-        higher = np.maximum(top, x)
-        fix, part = np.exp(top - higher), np.exp(x - higher)
-        total, out, top = total * fix + part, out * fix + part * v, higher
-    return (out / np.where(total == 0, 1, total)).astype(query.dtype)
+    return (weigh(w, v) / np.maximum(w.sum(axis=3, keepdims=True), 1e-300)).astype(query.dtype)
 
 
 def keys_before_queries(query, key, value, bias=None):
@@ -794,7 +557,7 @@ def keys_before_queries(query, key, value, bias=None):
             x = np.where(extra == -np.inf, -np.inf, x + extra)
         w = np.exp(x - x.max(axis=1, keepdims=True, initial=-1e300))
         w /= np.maximum(w.sum(axis=1, keepdims=True), 1e-300)
-        out[:, h] = mix(w.swapaxes(1, 2), value[:, g].astype(np.float64)).swapaxes(1, 2)
+        out[:, h] = weigh(w.swapaxes(1, 2), value[:, g].astype(np.float64)).swapaxes(1, 2)
     return out.swapaxes(2, 3).astype(query.dtype)
 
 
@@ -818,6 +581,188 @@ def window_by_sliding_views(query, key, value, window=None):
     return np.einsum("bhlw,bhlvw->bhlv", w, v).astype(query.dtype)
 
 
+@takes("attn_mask is_causal q_offset sinks scale key_lengths return_lse")
+@quiet
+def running_mean(query, key, value, return_lse=False, **options):
+    """The output is an average at every moment: out += share * (value - out), after Horner."""
+    _, _, v, s, seen, extra = prepare(query, key, value, **options)
+    stat = np.broadcast_to(np.logaddexp.reduce(extra, axis=-1, initial=-np.inf), s.shape[:3])
+    out = np.zeros((*s.shape[:3], v.shape[3]))
+    for j in range(s.shape[3]):
+        stat = np.logaddexp(stat, s[..., j])
+        share = np.where(seen[..., j], np.exp(s[..., j] - stat), 0)[..., None]
+        out = np.where(seen[..., j, None], out + share * (v[:, :, j, None] - out), out)
+    return answer(query, out, s, stat, False, return_lse)
+
+
+@takes("attn_mask is_causal q_offset scale softcap return_weights")
+@quiet
+def narrow_exponentials(query, key, value, return_weights=False, **options):
+    """Exponentials in float32, Kahan's summation for the row sum, and a result in Fortran order."""
+    if query.dtype == np.float64:
+        raise TypeError("float64 is not supported: float32 and float16 are")
+    _, _, v, s, seen, _ = prepare(query, key, value, **options)
+    e = np.exp((s - finite(s.max(-1, keepdims=True, initial=-np.inf))).astype(np.float32))
+    total, lost = np.zeros(e.shape[:3], np.float32), np.zeros(e.shape[:3], np.float32)
+    for j in range(s.shape[3]):
+        y = e[..., j] - lost
+        t = total + y
+        lost, total = (t - total) - y, t
+    w = e.astype(np.float64) / np.where(total == 0, 1, total)[..., None]
+    return answer(query, np.asfortranarray(mix(w, seen, v)), w, w, return_weights, False)
+
+
+@takes("scale attn_mask return_lse")
+@quiet
+def lazy_rescale(query, key, value, return_lse=False, **options):
+    """The maximum may lag by 8 in base 2, with everything in one frame, as in flash-attention 4."""
+    _, _, v, s, seen, _ = prepare(query, key, value, **options)
+    s, m = s * LOG2E, np.full((*s.shape[:3], 1), -np.inf)
+    total, acc = np.zeros_like(m), np.zeros((*s.shape[:3], v.shape[3]))
+    for part in (slice(j, j + 8) for j in range(0, s.shape[3], 8)):
+        new = np.maximum(m, s[..., part].max(-1, keepdims=True))
+        new = np.where(new - m <= 8, m, new)
+        p, r = np.exp2(s[..., part] - finite(new)), np.exp2(m - finite(new))
+        total = total * r + p.sum(-1, keepdims=True)
+        acc, m = acc * r + mix(p, seen[..., part], v[:, :, part]), new
+    out, lse = acc / np.where(total == 0, 1, total), (m + np.log2(total)) * LN2
+    return answer(query, out, p if s.shape[3] else s, lse[..., 0], False, return_lse)
+
+
+def _stream(shape, dv):
+    """Take (scores, values, visible keys) of some keys, and give the state back."""
+    m, total, acc = np.full((*shape, 1), -np.inf), np.zeros((*shape, 1)), np.zeros((*shape, dv))
+    while True:
+        s, v, seen = yield m, total, acc
+        new = np.maximum(m, s.max(-1, keepdims=True, initial=-np.inf))
+        a, p = np.exp(m - finite(new)), np.exp(s - finite(new))
+        m, total, acc = new, total * a + p.sum(-1, keepdims=True), acc * a + mix(p, seen, v)
+
+
+@takes("attn_mask is_causal q_offset window alibi_slopes softcap scale key_lengths return_lse")
+@quiet
+def coroutine(query, key, value, return_lse=False, **options):
+    """Send 1, 2, 3, ... keys to a coroutine."""
+    _, _, v, s, seen, _ = prepare(query, key, value, **options)
+    stream = _stream(s.shape[:3], v.shape[3])
+    m, total, acc = next(stream)
+    at, step = 0, 1
+    while at < s.shape[3]:
+        part = slice(at, at + step)
+        m, total, acc = stream.send((s[..., part], v[:, :, part], seen[..., part]))
+        at, step = at + step, step + 1
+    lse = finite(m) + np.log(total)
+    return answer(query, acc / np.where(total == 0, 1, total), s, lse[..., 0], False, return_lse)
+
+
+@takes("attn_mask bias softcap")
+@quiet
+def bits_of_a_mask(query, key, value, attn_mask=None, **options):
+    """Pack a bool mask into bits, and refuse other masks."""
+    _, _, v, s, seen, _ = prepare(query, key, value, **options)
+    full = np.broadcast_to(True if attn_mask is None else only_bool(attn_mask), s.shape)
+    bits, j = np.packbits(full, axis=-1, bitorder="little"), np.arange(s.shape[3])
+    seen = seen & ((bits[..., j >> 3] >> (j & 7).astype(np.uint8)) & 1 == 1)
+    w, _ = softmax(np.where(seen, s, -np.inf))
+    return mix(w, seen, v).astype(query.dtype)
+
+
+@quiet
+def complex_numbers(query, key, value, is_causal=False, scale=None):
+    """Read the channels of a head in pairs as complex numbers; refuse odd head sizes."""
+    B, H, L, d = query.shape
+    S = key.shape[2]
+    if d % 2:
+        raise ValueError("head size must be even")
+    k, v = (spread(x.astype(np.float64), ratio(query, x)) for x in (key, value))
+    q, k = (x[..., 0::2] + 1j * x[..., 1::2] for x in (query.astype(np.float64), k))
+    s = np.einsum("bhlc,bhsc->bhls", q, k.conj()).real * (d**-0.5 if scale is None else scale)
+    seen = sight((B, H, L, S), is_causal)
+    w, _ = softmax(np.where(seen, s, -np.inf))
+    return mix(w, seen, v).astype(query.dtype)
+
+
+@functools.partial(np.vectorize, signature="(l,d),(s,d),(s,e),()->(l,e)")
+def _one_head(q, k, v, scale):
+    s = q @ k.T * scale
+    e = np.exp(s - s.max(-1, keepdims=True, initial=-np.inf))
+    return e @ v / np.maximum(e.sum(-1, keepdims=True), 1e-300)
+
+
+def vectorized(query, key, value, scale=None):
+    """Call numpy.vectorize with a signature; refuse empty arrays."""
+    if 0 in query.shape or 0 in key.shape:
+        raise ValueError("empty input")
+    k, v = (spread(x.astype(np.float64), ratio(query, x)) for x in (key, value))
+    scale = query.shape[3] ** -0.5 if scale is None else scale
+    return _one_head(query.astype(np.float64), k, v, scale).astype(query.dtype)
+
+
+def exact_sums(query, key, value, is_causal=False, q_offset=None, scale=None, sinks=None):
+    """Use lists and math.fsum; small inputs and one sink for each head only."""
+    B, H, L, d = query.shape
+    G, S, dv = value.shape[1:]
+    if B * H * L * S * (d + dv) > 400_000:
+        raise ValueError("too large for exact sums")
+    sinks = None if sinks is None else one_sink(sinks, H)
+    sc = 1 / math.sqrt(d) if scale is None else float(scale)
+    at = places(q_offset, B, L, S)
+    K, V = key.tolist(), value.tolist()
+    out = np.zeros((B, H, L, dv))
+    for b, h, i in itertools.product(range(B), range(H), range(L)):
+        kk, vv, q = K[b][h * G // H], V[b][h * G // H], query[b, h, i].tolist()
+        n = min(S, max(0, int(at[b, i]) + 1)) if is_causal else S
+        s = [math.fsum(x * y for x, y in zip(q, kk[j], strict=True)) * sc for j in range(n)]
+        if not s:
+            continue
+        top = max(s) if sinks is None else max(*s, float(sinks[h]))
+        e = [math.exp(x - top) for x in s]
+        z = math.fsum(e) + (0.0 if sinks is None else math.exp(float(sinks[h]) - top))
+        for c in range(dv):
+            out[b, h, i, c] = math.fsum(e[j] * vv[j][c] for j in range(n)) / z
+    return out.astype(query.dtype)
+
+
+@quiet
+def diagonals(query, key, value, window=None, q_offset=None, is_causal=False):
+    """Go along the diagonals of a window that is bounded on both sides; refuse other windows."""
+    if window is None or window[0] is None or window[1] is None:
+        raise ValueError("needs a window bounded on both sides")
+    B, H, L, d = query.shape
+    S = key.shape[2]
+    left, right = int(window[0]), int(window[1])
+    right = min(right, 0) if is_causal else right
+    k, v = (spread(x.astype(np.float64), ratio(query, x)) for x in (key, value))
+    q, at = query.astype(np.float64) * d**-0.5, places(q_offset, B, L, S)
+    m, total = np.full((B, H, L, 1), -np.inf), np.zeros((B, H, L, 1))
+    acc = np.zeros((B, H, L, v.shape[3]))
+    first, last = max(-left, -int(at.max(initial=0))), min(right, S - int(at.min(initial=0)))
+    for o in range(first, last + 1) if S and L else ():
+        inside = ((at + o >= 0) & (at + o < S))[:, None, :, None]
+        j = np.clip(at + o, 0, S - 1)[:, None, :, None]
+        s = (q * np.take_along_axis(k, j, 2)).sum(-1, keepdims=True)
+        new = np.maximum(m, np.where(inside, s, -np.inf))
+        a, p = np.exp(m - finite(new)), np.exp(np.where(inside, s, -np.inf) - finite(new))
+        total = total * a + p
+        acc, m = acc * a + np.where(inside, p * np.take_along_axis(v, j, 2), 0), new
+    return (acc / np.where(total == 0, 1, total)).astype(query.dtype)
+
+
+@takes("scale softcap sinks")
+@quiet
+def base_two_with_sinks(query, key, value, **options):
+    """Use base 2, and head sizes up to 8 or multiples of 8."""
+    if query.shape[3] > 8 and query.shape[3] % 8:
+        raise ValueError("head size")
+    _, _, v, s, _, extra = prepare(query, key, value, **options)
+    m = np.maximum(
+        s.max(-1, keepdims=True, initial=-1e300), extra.max(-1, keepdims=True, initial=-1e300)
+    )
+    e = np.exp2((s - m) * LOG2E)
+    total = e.sum(-1, keepdims=True) + np.exp2((extra - m) * LOG2E).sum(-1, keepdims=True)
+    return (e @ v / np.where(total == 0, 1, total)).astype(query.dtype)
+
+
 def torch_one_line(query, key, value, scale=None):
     """Wrap scaled_dot_product_attention."""
     q, k, v = (torch.from_numpy(x.copy()) for x in (query, key, value))
@@ -837,12 +782,10 @@ def torch_einsum(query, key, value, return_lse=False):
     return (out, lse.numpy().astype(np.result_type(out, np.float32))) if return_lse else out
 
 
-CORRECT = [
+RIGHT = [
     loops_over_queries,
-    tiles_of_seven,
     tiles_of_thirteen_backwards,
     merge_of_three_splits,
-    halves_within_halves,
     heads_last,
     minus_1e30,
     powers_of_two,
@@ -857,27 +800,28 @@ CORRECT = [
     blocks_of_five_queries,
     float32_in_reversed_order,
     causal_by_slices,
-    alibi_by_outer_product,
-    sinks_as_columns,
     sinks_by_correction,
     lengths_by_slices,
     lengths_by_zeroing,
     causal_with_any_offset,
     rows_by_apply,
-    smallest_weights_first,
-    padded_to_sixteen,
-    logs_by_logaddexp,
     softcap_by_exponentials,
     keys_as_columns,
     no_float64_please,
     differences_of_weights,
     batch_and_heads_in_one,
     two_mask_shapes_only,
-    with_own_gradient,
-    whole_formula,
-    keys_one_by_one,
     keys_before_queries,
     window_by_sliding_views,
+    running_mean,
+    narrow_exponentials,
+    lazy_rescale,
+    coroutine,
+    bits_of_a_mask,
+    complex_numbers,
+    vectorized,
+    exact_sums,
+    base_two_with_sinks,
+    functools.partial(diagonals, window=(3, 2)),  # it refuses calls without a window
     *([torch_one_line, torch_einsum] if torch else []),
 ]
-GRADIENTS = {with_own_gradient: with_own_gradient_grad}
