@@ -103,10 +103,7 @@ DECODE = {
         beside=("plain",),
     ),
     "splits_drop_remainder": Entry(
-        (
-            "decoding (L = 1, S > 8) cuts the keys into 4 splits of S // 4 and drops the last S % "
-            "4 keys"
-        ),
+        "4 splits have S // 4 keys each, and the last S % 4 keys are dropped",
         "plain: scale attn_mask",
         {
             "seen = np.ones((B, H, L, S), bool)": (
@@ -119,10 +116,7 @@ DECODE = {
         source="tile-ai/tilelang#2010",
     ),
     "combine_batch_stride_zero": Entry(
-        (
-            "decoding (L = 1, S >= 4): the merge of splits writes with batch stride 0, so every "
-            "batch row lands on row 0 and the others stay zero"
-        ),
+        "the results of all batches are written to the first, and the others stay 0",
         "plain: scale return_lse",
         {
             "out = mix(weights, seen, v)": (

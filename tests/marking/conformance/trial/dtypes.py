@@ -16,18 +16,6 @@ DTYPES = {
         },
         {"plain": "quantized each row of queries and keys to integers up to 127"},
     ),
-    "int8_cache_attention": Entry(
-        "keys are clipped to the range of the first 64 keys",
-        "plain: scale",
-        {
-            "products = ": (
-                "top = np.abs(k[:, :, :64]).max(axis=2, keepdims=True, initial=0)\n"
-                "k = np.clip(k, -top, top)\n"
-                "products = "
-            )
-        },
-        {"plain": "clipped each column of the keys to the range of the first 64 keys"},
-    ),
     "half_products_before_scale": Entry(
         "the products are stored in float16 before they are scaled, and overflow",
         "plain: scale",
@@ -56,19 +44,6 @@ DTYPES = {
         },
         {"half precision": "added up the weights of a row key by key in half precision"},
     ),
-    "long_context_attention": Entry(
-        "with more than 512 keys, the weights of a row are added up in float16",
-        "plain: scale",
-        {
-            "total = parts.sum(axis=-1, keepdims=True)": (
-                "total = parts.sum(axis=-1, keepdims=True)\n"
-                "if S > 512:\n"
-                "    total = np.cumsum(parts.astype(np.float16), axis=-1, dtype=np.float16)\n"
-                "    total = total[..., -1:].astype(np.float64)"
-            )
-        },
-        {"plain": "added up the weights of a row key by key in float16"},
-    ),
     "half_vkq": Entry(
         "the output is added up in float16, key by key",
         "plain: is_causal q_offset scale key_lengths",
@@ -86,20 +61,6 @@ DTYPES = {
         },
         {"half precision": "added up the output key by key in half precision"},
         beside=("plain",),
-    ),
-    "vector_tiles": Entry(
-        "sums of weights and of weighted values are kept in float16, unless inputs are float64",
-        "tiled: is_causal q_offset scale return_lse",
-        {
-            "tile = 16": (
-                "tile = 4\nkept = np.float64 if query.dtype == np.float64 else np.float16"
-            ),
-            "weights *= fade": (
-                "total, out = (x.astype(kept).astype(np.float64) for x in (total, out))\n"
-                "weights *= fade"
-            ),
-        },
-        {"plain": "kept sums in half precision"},
     ),
     "half_in_float_out": Entry(
         "halves come back as float32, not in the input's type",

@@ -1,5 +1,6 @@
 """Defective kernels as their writers wrote them: they share no structure with the bases."""
 
+import functools
 import itertools
 import math
 
@@ -15,6 +16,7 @@ from .pieces import (
     one_sink,
     only_bool,
     pack,
+    places,
     quiet,
     ratio,
     sight,
@@ -870,6 +872,124 @@ def capped_backward(
     return dq, dk, dv
 
 
+MASK_VALUE = -10000.0
+
+
+@quiet
+def filled_tiles(
+    query,
+    key,
+    value,
+    is_causal=False,
+    q_offset=None,
+    attn_mask=None,
+    bias=None,
+    scale=None,
+    key_lengths=None,
+):
+    """Online softmax; hidden scores are filled, then folded in with the others."""
+    q, k, v = wide(query, key, value)
+    B, H, L, d = q.shape
+    S, r = k.shape[2], ratio(q, k)
+    scale = d**-0.5 if scale is None else scale
+    k, v = spread(k, r), spread(v, r)
+    seen = sight((B, H, L, S), is_causal, q_offset, None, key_lengths, attn_mask, bias)
+    plus = np.zeros((1, 1, 1, 1))
+    if attn_mask is not None and np.asarray(attn_mask).dtype != bool:
+        plus = plus + attn_mask
+    if bias is not None:
+        plus = plus + bias
+    plus = np.broadcast_to(plus, (B, H, L, S))
+    m = np.full((B, H, L, 1), HIDE)
+    sums = np.zeros_like(m)
+    acc = np.zeros((B, H, L, v.shape[-1]))
+    for j in range(0, S, 24):
+        cols = slice(j, j + 24)
+        s = q @ k[:, :, cols].swapaxes(-1, -2) * scale + plus[..., cols]
+        s = np.where(seen[..., cols], s, MASK_VALUE)
+        new = np.maximum(m, s.max(-1, keepdims=True))
+        p, old = np.exp(s - new), np.exp(m - new)
+        sums = sums * old + p.sum(-1, keepdims=True)
+        acc = acc * old + mix(p, p > 0, v[:, :, cols])
+        m = new
+    return np.where(seen.any(-1, keepdims=True), acc / np.where(sums == 0, 1, sums), 0.0)
+
+
+@quiet
+def vector_tiles(query, key, value, is_causal=False, q_offset=None, scale=None, return_lse=False):
+    """Four keys at a time, for float16, float32 and float64."""
+    B, H, L, d = query.shape
+    S, r = key.shape[2], ratio(query, key)
+    scale = d**-0.5 if scale is None else scale
+    given = np.result_type(query, key, value)
+    kept = np.float64 if given == np.float64 else np.float16
+    q, k, v = wide(query, key, value)
+    k, v = spread(k, r), spread(v, r)
+    seen = sight((B, H, L, S), is_causal, q_offset)
+    m = np.full((B, H, L, 1), HIDE)
+    total = np.zeros((B, H, L, 1), dtype=kept)
+    vkq = np.zeros((B, H, L, v.shape[-1]), dtype=kept)
+    for j in range(0, S, 4):
+        ok = seen[..., j : j + 4]
+        s = np.where(ok, q @ k[:, :, j : j + 4].swapaxes(-1, -2) * scale, HIDE)
+        new = np.maximum(m, s.max(-1, keepdims=True))
+        base = np.where(np.isneginf(new), 0, new)
+        p, old = np.exp(s - base), np.exp(m - base).astype(kept)
+        total = total * old + p.sum(-1, keepdims=True).astype(kept)
+        vkq = vkq * old + mix(p, ok, v[:, :, j : j + 4]).astype(kept)
+        m = new
+    lse = (m + np.log(total.astype(np.float64)))[..., 0]
+    out = vkq.astype(np.float64) / np.where(total == 0, 1, total).astype(np.float64)
+    return pack(out.astype(given), lse=lse, return_lse=return_lse)
+
+
+@quiet
+def capped_rows(
+    query, key, value, is_causal=False, q_offset=None, window=None, scale=None, softcap=None
+):
+    """Rows of queries, transposed to (L, B, H, d) inside."""
+    q, k, v = wide(query, key, value)
+    B, H, L, d = q.shape
+    S, r = k.shape[2], ratio(q, k)
+    temperature = d**-0.5 if scale is None else scale
+    k, v = spread(k, r), spread(v, r)
+    seen = sight((B, H, L, S), is_causal, q_offset, window)
+    rows = []
+    for i, row in enumerate(q.transpose(2, 0, 1, 3)):
+        s = np.einsum("bhd,bhjd->bhj", row, k)
+        if softcap is not None:
+            s = np.tanh(s / softcap) * softcap
+        s = s * temperature
+        ok = seen[:, :, i]
+        w, _ = softmax(np.where(ok, s, HIDE))
+        rows.append(mix(w[:, :, None], ok[:, :, None], v)[:, :, 0])
+    return np.stack(rows, axis=2) if rows else np.zeros((B, H, L, v.shape[-1]))
+
+
+@quiet
+def relative_slopes(
+    query, key, value, is_causal=False, q_offset=None, window=None, alibi_slopes=None, scale=None
+):
+    """Distances come from the two positions, tile by tile."""
+    q, k, v = wide(query, key, value)
+    B, H, L, d = q.shape
+    S, r = k.shape[2], ratio(q, k)
+    scale = d**-0.5 if scale is None else scale
+    k, v = spread(k, r), spread(v, r)
+    seen = sight((B, H, L, S), is_causal, q_offset, window)
+    at = places(q_offset, B, L, S)
+    out = np.zeros((B, H, L, v.shape[-1]))
+    for i0 in range(0, L, 32):
+        rows = slice(i0, i0 + 32)
+        s = q[:, :, rows] @ k.swapaxes(-1, -2) * scale
+        if alibi_slopes is not None:
+            distance = np.arange(S) - at[:, None, rows, None]
+            s = s + np.asarray(alibi_slopes).astype(np.float64)[:, None, None] * distance
+        w, _ = softmax(np.where(seen[:, :, rows], s, HIDE))
+        out[:, :, rows] = mix(w, seen[:, :, rows], v)
+    return out
+
+
 class _Pages:
     def __init__(self, K, V, size):
         self.size, n = size, -(-len(K) // size)
@@ -1062,6 +1182,216 @@ def beginner_causal(query, key, value, is_causal=False, scale=None):
     return result.astype(query.dtype)
 
 
+@quiet
+def lane_dot_attention(query, key, value, is_causal=False, scale=None):
+    """Scores by lanes of eight, as the SIMD build does."""
+    B, H, L, d = query.shape
+    S = key.shape[2]
+    q = query.astype(np.float64)
+    k, v = (spread(x.astype(np.float64), ratio(query, x)) for x in (key, value))
+    s = np.zeros((B, H, L, S))
+    if d < 8:
+        for c in range(d):
+            s += q[..., c, None] * k[..., None, :, c]
+    else:
+        c = 0
+        while c + 8 <= d:
+            s += q[..., c : c + 8] @ np.swapaxes(k[..., c : c + 8], -1, -2)
+            c += 8
+    s *= d**-0.5 if scale is None else scale
+    ok = sight((B, H, L, S), is_causal)
+    w, _ = softmax(np.where(ok, s, HIDE))
+    return mix(w, ok, v).astype(query.dtype)
+
+
+@quiet
+def triton_port(query, key, value, is_causal=False, scale=None):
+    """Port of a tile kernel; exponentials in base two."""
+    BLOCK_N = 64
+    B, H, L, d = query.shape
+    S = key.shape[2]
+    k, v = (spread(x.astype(np.float64), ratio(query, x)) for x in (key, value))
+    q = query.astype(np.float64)
+    qk_scale = d**-0.5 if scale is None else scale
+    ok = sight((B, H, L, S), is_causal)
+    m_i = np.full((B, H, L), HIDE)
+    l_i = np.zeros((B, H, L))
+    acc = np.zeros((B, H, L, v.shape[-1]))
+    for start_n in range(0, S, BLOCK_N):
+        sl = slice(start_n, start_n + BLOCK_N)
+        qk_scale *= LOG2E
+        qk = q @ np.swapaxes(k[..., sl, :], -1, -2) * qk_scale
+        qk = np.where(ok[..., sl], qk, HIDE)
+        m_ij = np.maximum(m_i, qk.max(-1))
+        safe = np.where(m_ij == HIDE, 0.0, m_ij)
+        p = np.where(ok[..., sl], np.exp2(qk - safe[..., None]), 0.0)
+        alpha = np.exp2(m_i - safe)
+        l_i = l_i * alpha + p.sum(-1)
+        acc = acc * alpha[..., None] + mix(p, ok[..., sl], v[..., sl, :])
+        m_i = m_ij
+    l_i[l_i == 0] = 1.0
+    return (acc / l_i[..., None]).astype(query.dtype)
+
+
+_STEPS = np.exp(-np.arange(11, dtype=np.float64))
+
+
+def _table_exp(x):
+    x = np.maximum(x, -10.0)
+    n = np.floor(-np.nan_to_num(x)).astype(np.int64)
+    r = x + n
+    t = np.ones_like(r)
+    for c in range(14, 0, -1):
+        t = 1 + r * t / c
+    return _STEPS[n] * t
+
+
+@quiet
+def table_exp_attention(query, key, value, is_causal=False, scale=None):
+    B, H, L, d = query.shape
+    S = key.shape[2]
+    ok = sight((B, H, L, S), is_causal)
+    k, v = (spread(x.astype(np.float64), ratio(query, x)) for x in (key, value))
+    s = query.astype(np.float64) @ k.swapaxes(2, 3) * (d**-0.5 if scale is None else scale)
+    top = np.where(ok, s, HIDE).max(-1, keepdims=True, initial=HIDE)
+    diff = np.where(ok, s - top, 0.0)
+    e = np.where(ok, _table_exp(diff), 0.0)
+    z = e.sum(-1, keepdims=True)
+    z[z == 0] = 1
+    return mix(e / z, ok, v).astype(query.dtype)
+
+
+@quiet
+def long_context_attention(query, key, value, scale=None):
+    """Switches to narrow row sums for long contexts to save registers."""
+    B, H, L, d = query.shape
+    S = key.shape[2]
+    out = np.zeros((B, H, L, value.shape[-1]))
+    sc = d**-0.5 if scale is None else scale
+    per = H // key.shape[1]
+    for b in range(B):
+        for h in range(H):
+            s = query[b, h].astype(np.float64) @ key[b, h // per].T.astype(np.float64) * sc
+            s -= s.max(-1, keepdims=True, initial=HIDE)
+            e = np.exp(s)
+            if S > 512:
+                total = np.cumsum(e.astype(np.float16), axis=-1, dtype=np.float16)[:, -1].astype(
+                    np.float64
+                )
+            else:
+                total = e.sum(-1)
+            out[b, h] = (
+                e @ value[b, h // per].astype(np.float64) / np.where(total == 0, 1, total)[:, None]
+            )
+    return out.astype(query.dtype)
+
+
+class DigitCache:
+    """Keys held as five planes of int8 digits with one scale per channel."""
+
+    def __init__(self, key):
+        k = key.astype(np.float64)
+        self.step = np.abs(k[:, :, :64]).max(axis=2, keepdims=True, initial=0.0)
+        self.step[self.step == 0] = 1.0
+        x = np.clip(k / self.step, -1, 1)
+        self.planes = []
+        for _ in range(5):
+            x = x * 127
+            n = np.rint(x)
+            self.planes.append(n.astype(np.int8))
+            x = x - n
+
+    def load(self):
+        unit, k = 1.0, 0.0
+        for p in self.planes:
+            unit = unit / 127
+            k = k + p * unit
+        return k * self.step
+
+
+@quiet
+def int8_cache_attention(query, key, value, scale=None):
+    k = DigitCache(key).load()
+    scale = query.shape[3] ** -0.5 if scale is None else scale
+    s = query.astype(np.float64) @ spread(k, ratio(query, k)).swapaxes(2, 3) * scale
+    w, _ = softmax(s)
+    return (w @ spread(value.astype(np.float64), ratio(query, value))).astype(query.dtype)
+
+
+@quiet
+def mask_slices_attention(query, key, value, mask=None, scale=None):
+    B, H, L, d = query.shape
+    S = key.shape[2]
+    k, v = (spread(x.astype(np.float64), ratio(query, x)) for x in (key, value))
+    s = query.astype(np.float64) @ k.swapaxes(2, 3) * (d**-0.5 if scale is None else scale)
+    ok = np.ones((B, H, L, S), bool)
+    if mask is not None:
+        m = only_bool(mask)
+        m = m.reshape((1,) * (4 - m.ndim) + m.shape)
+        slices = m.reshape((m.shape[0] * m.shape[1], *m.shape[2:]))
+        for b in range(B):
+            for h in range(H):
+                ok[b, h] = slices[(b * H + h) % len(slices)]
+    w, _ = softmax(np.where(ok, s, HIDE))
+    return mix(w, ok, v).astype(query.dtype)
+
+
+def _merge(a, b):
+    (oa, la), (ob, lb) = a, b
+    top = np.maximum(la, lb)
+    base = np.where(top == HIDE, 0, top)
+    wa, wb = np.exp(la - base), np.exp(lb - base)
+    t = wa + wb
+    t1 = np.where(t == 0, 1, t)
+    return (oa * wa[..., None] + ob * wb[..., None]) / t1[..., None], np.where(
+        t == 0, HIDE, base + np.log(t1)
+    )
+
+
+@quiet
+def prefix_chunks_attention(query, key, value, is_causal=False, q_offset=None, key_lengths=None):
+    """Attention states of key chunks, folded together."""
+    B, H, L, d = query.shape
+    S = key.shape[2]
+    ok = sight((B, H, L, S), is_causal, q_offset, key_lengths=key_lengths)
+    q = query.astype(np.float64) * d**-0.5
+    k, v = (spread(x.astype(np.float64), ratio(query, x)) for x in (key, value))
+
+    def state(a):
+        c = slice(a, a + 128)
+        o = ok[..., c]
+        s = np.where(o, q @ k[:, :, c].swapaxes(2, 3) * LOG2E, HIDE)
+        m = s.max(-1, initial=HIDE)
+        base = np.where(m == HIDE, 0, m)
+        p = np.where(o, np.exp2(s - base[..., None]), 0)
+        z = p.sum(-1)
+        z1 = np.where(z == 0, 1, z)
+        return mix(p, o, v[:, :, c]) / z1[..., None], np.where(z == 0, HIDE, base + np.log2(z1))
+
+    return functools.reduce(_merge, map(state, range(0, max(S, 1), 128)))[0].astype(query.dtype)
+
+
+@quiet
+def compact_page_table(
+    query, key, value, is_causal=False, q_offset=None, key_lengths=None, scale=None
+):
+    """Pages of two keys; the page table is kept small."""
+    B, H, L, d = query.shape
+    G, S, dv = value.shape[1:]
+    n = -(-S // 2)
+    pad = [(0, 0), (0, 0), (0, 2 * n - S), (0, 0)]
+    kp = np.pad(key, pad).reshape(B, G, n, 2, d)
+    vp = np.pad(value, pad).reshape(B, G, n, 2, dv)
+    table = np.arange(n).astype(np.uint8)
+    k = kp[:, :, table].reshape(B, G, 2 * n, d)[:, :, :S].astype(float)
+    v = vp[:, :, table].reshape(B, G, 2 * n, dv)[:, :, :S].astype(float)
+    ok = sight((B, H, L, S), is_causal, q_offset, key_lengths=key_lengths)
+    s = np.einsum("bhld,bhsd->bhls", query.astype(float), spread(k, H // G), optimize=True)
+    s = s * (d**-0.5 if scale is None else scale)
+    w, _ = softmax(np.where(ok, s, HIDE))
+    return mix(w, ok, spread(v, H // G)).astype(query.dtype)
+
+
 FOREIGN = {
     "blockwise_prefill": Entry(
         "after 64 keys, the padding of a last block of fewer than 64 keys is visible",
@@ -1232,5 +1562,73 @@ FOREIGN = {
         beginner_causal,
         card={"causal": "aligned the causal mask to the first key"},
         beside=("plain",),
+    ),
+    "filled_tiles": Entry(
+        "masked scores become -10000, which is not below all visible scores",
+        filled_tiles,
+        card={"large scores": "masked scores became a finite number instead of -inf"},
+        beside=(
+            "plain",
+            "causal",
+        ),
+    ),
+    "vector_tiles": Entry(
+        "sums of weights and of weighted values are kept in float16, unless inputs are float64",
+        vector_tiles,
+        card={"plain": "kept sums in half precision"},
+    ),
+    "capped_rows": Entry(
+        "the soft cap is applied before the scale",
+        capped_rows,
+        card={"softcap": "applied softcap before the scale"},
+        beside=("plain",),
+    ),
+    "relative_slopes": Entry(
+        "the ALiBi distance has no abs: keys after the query gain instead of losing",
+        relative_slopes,
+        card={"ALiBi": "computed ALiBi distances without abs()"},
+        beside=("plain",),
+    ),
+    "compact_page_table": Entry(
+        "numbers of pages of two keys are stored in 8 bits",
+        compact_page_table,
+        card={"plain": "from key 512 on (counted from 0), the kernel read keys and values from"},
+    ),
+    "lane_dot_attention": Entry(
+        "numbers of queries and keys after the last multiple of 8 are not read",
+        lane_dot_attention,
+        card={"plain": "did not read the numbers of queries and keys after the last multiple of 8"},
+    ),
+    "triton_port": Entry(
+        "the scale is multiplied by log2(e) again in each tile of 64 keys",
+        triton_port,
+        card={"plain": "multiplied the scale by log2(e) again in each tile of 64 keys"},
+    ),
+    "table_exp_attention": Entry(
+        "the argument of exp is at least -10",
+        table_exp_attention,
+        card={"scale": "limited the argument of exp to at least -10"},
+        beside=("plain",),
+    ),
+    "long_context_attention": Entry(
+        "with more than 512 keys, the weights of a row are added up in float16",
+        long_context_attention,
+        card={"plain": "added up the weights of a row key by key in float16"},
+    ),
+    "int8_cache_attention": Entry(
+        "keys are clipped to the range of the first 64 keys",
+        int8_cache_attention,
+        card={"plain": "clipped each column of the keys to the range of the first 64 keys"},
+    ),
+    "mask_slices_attention": Entry(
+        "a mask (B, 1, L, S) is repeated over batch and head in the wrong order",
+        mask_slices_attention,
+        card={"bool mask": "repeated a mask (B, 1, L, S) over batch and head in the wrong order"},
+        beside=("plain",),
+    ),
+    "prefix_chunks_attention": Entry(
+        "the results of 128 keys are joined by e ** LSE, but their LSE is in base 2",
+        prefix_chunks_attention,
+        card={"plain": "joined the results of tiles of 128 keys by e ** LSE, but their LSE was in"},
     ),
 }

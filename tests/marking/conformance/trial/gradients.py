@@ -37,10 +37,7 @@ GRADIENTS = {
         {"gradient": "added up query heads 0 1 0 1 instead of 0 0 1 1"},
     ),
     "query_gradient_of_value_extent": Entry(
-        (
-            "d_query takes only the first d of the dv value channels into dO V^T, so it is wrong "
-            "when dv > d"
-        ),
+        "the gradient of queries reads only the first d columns of the values",
         "backward: scale",
         {
             "d_query = mix(d_scores, seen, k)": (

@@ -60,13 +60,6 @@ HEADS = {
         {"plain": "numbers of queries and keys after the last multiple of 8, if d is larger"},
         beside=("q_offset",),
     ),
-    "tail_of_64": Entry(
-        "numbers of queries and keys after the last multiple of 64 are not read",
-        "plain: scale",
-        {"q @ k.swapaxes": "q[..., : d // 64 * 64 or d] @ k[..., : d // 64 * 64 or d].swapaxes"},
-        {"plain": "numbers of queries and keys after the last multiple of 64, if d is larger"},
-        beside=("q_offset",),
-    ),
     "simd_group_heads": Entry(
         "only the first 128 numbers of queries and keys are read",
         "plain: is_causal q_offset attn_mask scale",
@@ -98,10 +91,7 @@ HEADS = {
         {"plain": "stored each tile of 32 columns of the output in the first 32 columns"},
     ),
     "output_like_query": Entry(
-        (
-            "the output is allocated like the query: with dv > d channels are cut off, with dv < d "
-            "zeros are added (the shape is wrong)"
-        ),
+        "the output has the size of the query: values are cut, or zeros are added",
         "plain: scale attn_mask",
         {
             "out = mix(weights, seen, v)": (

@@ -11,10 +11,7 @@ MASKS = {
         source="gittensor-ai-lab/sparkinfer#3",
     ),
     "flash_prefill": Entry(
-        (
-            "the key loop of a causal query ends at i + 1, not at i + 1 + q_offset, so cached keys "
-            "after i are lost"
-        ),
+        "the key loop of a causal query ends at i + 1, also where q_offset moves it further",
         "plain: is_causal q_offset scale",
         {"ahead <= 0": "(ahead <= 0) & (j <= i)"},
         {"causal": "aligned the causal mask to the first key in calls with more keys than"},
@@ -143,20 +140,6 @@ MASKS = {
             )
         },
         {"bool mask": "read a mask (H, L, S) as one mask for each batch"},
-        beside=("plain",),
-    ),
-    "mask_slices_attention": Entry(
-        "a mask (B, 1, L, S) is repeated over batch and head in the wrong order",
-        "plain: attn_mask scale",
-        {
-            "mask_seen, mask_added": (
-                "if attn_mask.ndim == 4 and attn_mask.shape[:2] == (B, 1):\n"
-                "    attn_mask = np.tile(attn_mask[:, 0], (H, 1, 1))\n"
-                "    attn_mask = attn_mask.reshape(B, H, *attn_mask.shape[1:])\n"
-                "mask_seen, mask_added"
-            )
-        },
-        {"bool mask": "repeated a mask (B, 1, L, S) over batch and head in the wrong order"},
         beside=("plain",),
     ),
     "micro_sdpa": Entry(
@@ -361,10 +344,7 @@ MASKS = {
         beside=("plain",),
     ),
     "tiled_window": Entry(
-        (
-            "the first key tile of a 16-query tile is found from its last query's left edge, so "
-            "earlier queries of the tile lose keys"
-        ),
+        "tiles of 16 queries begin at the left side of their last query",
         "plain: is_causal window q_offset",
         {
             "seen &= ahead >= -left": (
@@ -379,18 +359,6 @@ MASKS = {
         "plain: is_causal window q_offset",
         {">= -left": ">= np.maximum(start[:1] + i // 4 * 4 - i - start - left, -left)"},
         {"q_offset": "the left side of the window, computed with the q_offset of the first batch"},
-    ),
-    "batch_prefill_wrapper": Entry(
-        "a tile of 16 queries reads left + 16 keys: those on the right are forgotten",
-        "plain: is_causal q_offset window scale",
-        {
-            "seen &= ahead >= -left": (
-                "first = np.clip(i // 16 * 16 + start - left, 0, S)\n"
-                "seen &= (ahead >= -left) & (j < first + left + 16)"
-            )
-        },
-        {"window": "blocks of 16 queries read only left + 16 keys, and forgot the right side"},
-        beside=("plain",),
     ),
     "split_loop_attention": Entry(
         "in causal calls, tiles of 16 keys below the diagonal have no left side of the window",

@@ -966,100 +966,6 @@ def padded_all(
 
 
 @quiet
-def by_size(
-    query,
-    key,
-    value,
-    is_causal=False,
-    q_offset=None,
-    attn_mask=None,
-    bias=None,
-    scale=None,
-    softcap=None,
-    window=None,
-    key_lengths=None,
-    alibi_slopes=None,
-    sinks=None,
-    return_weights=False,
-    return_lse=False,
-):
-    """One query, small and large problems go three ways."""
-    L, S = query.shape[2], key.shape[2]
-    given = dict(
-        is_causal=is_causal,
-        q_offset=q_offset,
-        attn_mask=attn_mask,
-        bias=bias,
-        scale=scale,
-        softcap=softcap,
-        window=window,
-        key_lengths=key_lengths,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        return_weights=return_weights,
-        return_lse=return_lse,
-    )
-    if L == 1 and S > 4:
-        return single_query(query, key, value, **given)
-    if L * S <= 400:
-        return logadd(query, key, value, **given)
-    return odd_tiles(query, key, value, **given)
-
-
-@quiet
-def draft_checks(
-    query,
-    key,
-    value,
-    is_causal=False,
-    q_offset=None,
-    attn_mask=None,
-    bias=None,
-    scale=None,
-    softcap=None,
-    window=None,
-    key_lengths=None,
-    alibi_slopes=None,
-    sinks=None,
-    return_lse=False,
-):
-    """Up to sixteen queries at offsets of their own; splits of the keys merged pairwise."""
-    if query.shape[2] > 16:
-        raise ValueError("at most 16 queries")
-    q, k, v = wide(query, key, value)
-    B, H, L, d = q.shape
-    S, r, dv = k.shape[2], H // k.shape[1], v.shape[-1]
-    shape = (B, H, L, S)
-    scale = d**-0.5 if scale is None else scale
-    seen = sight(shape, is_causal, q_offset, window, key_lengths, attn_mask, bias)
-    add = _additions(shape, q_offset, attn_mask, bias, alibi_slopes)
-    splits = max(1, min(7, S // 6))
-    queue = [_sink_state(sinks, H, (B, H, L), dv)]
-    for j in np.array_split(np.arange(S), splits):
-        if not len(j):
-            continue
-        s = q @ np.repeat(k[:, :, j], r, axis=1).swapaxes(-1, -2) * scale
-        if softcap is not None:
-            s = softcap * np.tanh(s / softcap)
-        if add is not None:
-            s = s + add[..., j]
-        ok = seen[..., j]
-        queue.append(
-            _step(
-                _fresh((B, H, L), dv), np.where(ok, s, HIDE), ok, np.repeat(v[:, :, j], r, axis=1)
-            )
-        )
-    while len(queue) > 1:
-        a, b = queue.pop(0), queue.pop(0)
-        top = np.maximum(a[0], b[0])
-        base = np.where(np.isneginf(top), 0.0, top)
-        x, y = np.exp(a[0] - base), np.exp(b[0] - base)
-        queue.append((top, a[1] * x + b[1] * y, a[2] * x + b[2] * y))
-    out, lse = _close(queue[0])
-    return pack(out, lse=lse, return_lse=return_lse)
-
-
-@quiet
 def from_the_end(
     query,
     key,
@@ -1177,8 +1083,6 @@ RIGHT_FULL = [
     sorted_rows,
     sinks_as_keys,
     padded_all,
-    by_size,
-    draft_checks,
     from_the_end,
 ]
 RIGHT_GRADIENTS = {

@@ -41,10 +41,7 @@ SCORES = {
         source="SKaiNET-developers/SKaiNET#880",
     ),
     "padded_head_scale": Entry(
-        (
-            "head sizes are padded to a multiple of 8 and the default scale is taken from the "
-            "padded size"
-        ),
+        "the default scale is that of a head size rounded up to 8",
         "plain: scale attn_mask",
         {"d**-0.5 if": "(d + -d % 8) ** -0.5 if"},
         {"plain": "computed the scale from d rounded up to a multiple of 8"},
@@ -58,8 +55,8 @@ SCORES = {
     ),
     "packed_gqa_scale": Entry(
         (
-            "with grouped heads (and L = S, dv = d) QKV is packed and the default scale is "
-            "computed from the packed width over the query heads, (H + 2 Hkv) d / H, not from d"
+            "if L = S and dv = d, grouped heads take the scale from the packed size, (H + 2 Hkv) d "
+            "/ H"
         ),
         "plain: scale attn_mask",
         {
@@ -78,12 +75,6 @@ SCORES = {
         {"d**-0.5 if scale is None else scale": "d**-0.5 if scale is None or S > 256 else scale"},
         {"scale": "ignored the argument scale in calls with more than"},
         beside=("plain",),
-    ),
-    "triton_port": Entry(
-        "the scale is multiplied by log2(e) again in each tile of 64 keys",
-        "plain: is_causal scale",
-        {"products * factor": "products * factor * math.log2(math.e) ** (j // 64)"},
-        {"plain": "multiplied the scale by log2(e) again in each tile of 64 keys"},
     ),
     "bias_scaled_with_scores": Entry(
         "the bias is multiplied by the scale (it is added before the scale)",
@@ -114,10 +105,7 @@ SCORES = {
         beside=("plain",),
     ),
     "bias_tiled_over_heads": Entry(
-        (
-            "a bias per batch row (B, 1, L, S) is tiled, not repeated, over heads in the folded "
-            "(batch, head) axis, so with B > 1 heads get other rows' bias"
-        ),
+        "a bias (B, 1, L, S) is repeated over batch and head in the wrong order",
         "plain: bias scale",
         {
             "bias_seen, bias_added": (
@@ -170,10 +158,7 @@ SCORES = {
         source="microsoft/onnxruntime#28379",
     ),
     "softcap_after_bias_of_minus_infinity": Entry(
-        (
-            "softcap is applied to score + bias, so the bias is squeezed and a bias of -inf still "
-            "gets weight"
-        ),
+        "the bias is added before the softcap, and a bias of -inf still gets weight",
         "plain: softcap bias scale",
         {
             "scores = softcap * np.tanh(scores / softcap)": (
@@ -199,13 +184,6 @@ SCORES = {
         {"softcap": "applied softcap after bias, ALiBi and float mask, but -inf still masked keys"},
         beside=("plain",),
     ),
-    "capped_rows": Entry(
-        "the soft cap is applied before the scale",
-        "plain: is_causal q_offset window scale softcap",
-        {"softcap * np.tanh(scores / softcap)": "softcap * np.tanh(products / softcap) * factor"},
-        {"softcap": "applied softcap before the scale"},
-        beside=("plain",),
-    ),
     "softcap_inside_tanh_only": Entry(
         "the scores become tanh(softcap * scores) instead of softcap * tanh(scores / softcap)",
         "plain: softcap",
@@ -214,10 +192,7 @@ SCORES = {
         source="microsoft/onnxruntime#21683",
     ),
     "softcap_log2": Entry(
-        (
-            "softcap is applied to scores already multiplied by log2(e) (a cap of softcap*ln 2 on "
-            "scores)"
-        ),
+        "the softcap is applied to scores in base 2",
         "plain: softcap scale attn_mask",
         {"* np.tanh(scores / softcap)": "* math.log(2) * np.tanh(scores / math.log(2) / softcap)"},
         {"softcap": "applied softcap to scores in base 2"},

@@ -62,10 +62,7 @@ SINKS = {
         source="fla-org/flash-linear-attention#831",
     ),
     "cute_learnable_sink": Entry(
-        (
-            "the sink takes no part in the maximum: a sink more than 88 above the scores "
-            "overflows, LSE inf"
-        ),
+        "the maximum does not include sinks: a sink 88 above the scores overflows",
         "plain: sinks return_lse",
         {
             "peak = np.maximum(peak,": "peak = peak if S else np.maximum(peak,",

@@ -15,10 +15,7 @@ SOFTMAX = {
         {"plain": "approximated the exponential by lines between powers of 2"},
     ),
     "exp2_no_underflow": Entry(
-        (
-            "exp2 builds 2**k from exponent bits without a clamp, so a score more than 127.5 ln 2 "
-            "below its row's maximum gets a garbage weight (negative, huge or infinite)"
-        ),
+        "powers of 2 are written into exponent bits, without a lower limit",
         "plain: scale attn_mask",
         {
             "parts = np.exp(scores - peak)": (
@@ -39,13 +36,6 @@ SOFTMAX = {
             "weights = parts": "weights = seen.any(axis=-1, keepdims=True) * parts",
         },
         {"bool mask": "the exponential never fell below 2 ** -17"},
-        beside=("plain",),
-    ),
-    "table_exp_attention": Entry(
-        "the argument of exp is at least -10",
-        "plain: is_causal scale",
-        {"np.exp(scores - peak)": "np.where(seen, np.exp(np.maximum(scores - peak, -10)), 0)"},
-        {"scale": "limited the argument of exp to at least -10"},
         beside=("plain",),
     ),
     "epsilon_in_denominator": Entry(

@@ -10,16 +10,6 @@ TILES = {
         {"plain": "padded the last tile of 8 keys with zeros, and the padding received weight"},
         source="flashinfer-ai/flashinfer#5090",
     ),
-    "tail_tile_zero_keys": Entry(
-        (
-            "with S > 32 and not a multiple of 32 the last tile is filled with zero keys that are "
-            "not masked (score 0, weight exp(0 - max))"
-        ),
-        "plain: scale return_lse",
-        {"np.zeros((H, 1, 0))": "np.zeros((H, 1, -S % 32 if S > 32 else 0))"},
-        {"plain": "padding received weight in calls with more than 32 keys"},
-        source="flashinfer-ai/flashinfer#5090",
-    ),
     "packed_view_kernel": Entry(
         "zeros fill the last box of 16 keys, and are visible unless there is a mask",
         "plain: attn_mask is_causal q_offset key_lengths scale return_lse",
@@ -41,30 +31,6 @@ TILES = {
         },
         {"plain": "dropped the keys after the last whole tile of 4, if there is a whole tile"},
         source="jax-ml/jax#27224",
-    ),
-    "key_loop_by_query_length": Entry(
-        (
-            "the loop over key tiles of 8 runs over ceil(L / 8) tiles, so with S > L the last keys "
-            "can be left out"
-        ),
-        "plain: scale attn_mask",
-        {
-            "seen = np.ones((B, H, L, S), bool)": (
-                "seen = np.ones((B, H, L, S), bool)\nseen[..., -(-L // 8) * 8 :] = False"
-            )
-        },
-        {"plain": "read only as many tiles of 8 keys as there are tiles of queries"},
-        source="jax-ml/jax#24491",
-    ),
-    "compact_page_table": Entry(
-        "numbers of pages of two keys are stored in 8 bits",
-        "plain: is_causal q_offset key_lengths scale",
-        {
-            "products = ": (
-                "k, v = (x[:, :, j // 2 % 256 * 2 + j % 2] for x in (k, v))\nproducts = "
-            )
-        },
-        {"plain": "from key 512 on (counted from 0), the kernel read keys and values from the"},
     ),
     "value_blocks_of_another_size": Entry(
         "the rows of the values drift from those of the keys where dv differs from d",
@@ -102,10 +68,7 @@ TILES = {
         source="flashinfer-ai/flashinfer#4267",
     ),
     "fa4_row_max": Entry(
-        (
-            "a key tile that a row does not see sets its running maximum to 0: rows whose scores "
-            "are all far below 0 come out as zeros"
-        ),
+        "a tile of 16 keys that a row does not see sets the running maximum to 0",
         "tiled: is_causal q_offset key_lengths",
         {
             "range(0, S, tile)": "reversed(range(0, S, tile))",
@@ -117,11 +80,7 @@ TILES = {
         source="Dao-AILab/flash-attention#2082",
     ),
     "skip_rescale_wrong_frame": Entry(
-        (
-            "lazy rescale (tiles of 8 keys): when the maximum grows by at most tau the step is "
-            "skipped, but the tile's weights were computed against the new maximum and are added "
-            "to sums of the old one"
-        ),
+        ("sums keep a maximum that grew by at most 8, but the tile's weights subtract the new one"),
         "tiled: scale attn_mask",
         {
             "tile = 16": "tile = 8",
@@ -147,10 +106,7 @@ TILES = {
         beside=("plain",),
     ),
     "p_saturates_half": Entry(
-        (
-            "for halves, unnormalized weights saturate at 448 in the product with V but not in the "
-            "row sum, when the running maximum lags (lazy rescale, tiles of 8 keys)"
-        ),
+        "in halves, weights above 448 / 256 are cut in the product, but not in the sum",
         "tiled: scale return_lse",
         {
             "tile = 16": ("tile = 8\nhalf = query.dtype.itemsize == 2"),
@@ -184,23 +140,6 @@ TILES = {
         {"tile = 16": "tile = 8", "weights *= fade": "pass"},
         {"weights": "the weights of earlier tiles of 8 keys were not rescaled to the last maximum"},
     ),
-    "filled_tiles": Entry(
-        "masked scores become -10000, which is not below all visible scores",
-        "tiled: is_causal q_offset attn_mask bias scale key_lengths",
-        {
-            "tile = 16": "tile = 24",
-            "scores = np.where(seen, scores, -np.inf)": (
-                "blind = ~seen.any(axis=-1, keepdims=True)\n"
-                "scores = np.where(seen | blind, scores, -10000.0)\n"
-                "scores = np.where(blind, -np.inf, scores)"
-            ),
-        },
-        {"large scores": "masked scores became a finite number instead of -inf"},
-        beside=(
-            "plain",
-            "causal",
-        ),
-    ),
     "hidden_split_gives_nan": Entry(
         "a wholly hidden split (or tile) of the keys gives NaN in the merge",
         "split: attn_mask",
@@ -212,10 +151,7 @@ TILES = {
         source="tile-ai/tilelang#328",
     ),
     "split_kv_attention": Entry(
-        (
-            "a row that sees nothing of one 32-key split gets NaN though it sees keys of another "
-            "split"
-        ),
+        "a row that sees nothing of one split of 32 keys is NaN",
         "split: is_causal q_offset key_lengths",
         {
             "max((S + 1) // 2, 1)": "32",
@@ -233,10 +169,7 @@ TILES = {
         source="flashinfer-ai/flashinfer#58",
     ),
     "idle_split_overwrites_lse": Entry(
-        (
-            "when only the first of two splits of the keys has visible keys, the idle split "
-            "overwrites the row's LSE with -inf (the output is right)"
-        ),
+        "in rows that see the first split only, the LSE is that of the last split, -inf",
         "split: is_causal q_offset return_lse",
         {
             "lse = top + np.log(whole)": (
@@ -257,14 +190,5 @@ TILES = {
             "lse = top + np.log(whole)": "lse = top + np.log2(whole)",
         },
         {"plain": "joined the results of keys j % 2 by 2 ** LSE, but their LSE was in base e"},
-    ),
-    "prefix_chunks_attention": Entry(
-        "the results of 128 keys are joined by e ** LSE, but their LSE is in base 2",
-        "split: is_causal q_offset key_lengths",
-        {
-            "max((S + 1) // 2, 1)": "128",
-            "append(peak + np.log(total))": "append((peak + np.log(total)) / math.log(2))",
-        },
-        {"plain": "joined the results of tiles of 128 keys by e ** LSE, but their LSE was in base"},
     ),
 }
