@@ -148,7 +148,7 @@ bench: $(BENCH_VENV)/.bench $(VENV)/.kernel $(if $(filter serve,$(or $(ONLY),ser
 conformance: $(CONFORMANCE_VENV)/.conformance ## judge the attention of qkv and of other libraries, and write docs/conformance.md
 	$(CONFORMANCE_VENV)/bin/python -m benchmarks.conformance
 
-judge: $(VENV)/.dev ## judge 220 defective and 60 correct kernels with `qkv conform`, and count what it finds and names
+judge: $(VENV)/.dev ## judge 220 defective and 61 correct kernels with `qkv conform`, and count what it finds and names
 	PYTHONPATH=tests $(BIN)/python -m marking.conformance.trial.judging
 
 docs: $(VENV)/.docs $(VENV)/.smollm2 ## build the documentation, executing every page and the notebooks of the course; test the scripts in training/

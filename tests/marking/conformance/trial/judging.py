@@ -40,6 +40,14 @@ TABLES = {
     "gradients": GRADIENTS,
     "foreign": FOREIGN,
 }
+
+
+def _name_of(kernel):
+    """Return the name of a kernel, which may be an object or a functools.partial."""
+    kernel = getattr(kernel, "func", kernel)
+    return getattr(kernel, "__name__", type(kernel).__name__).strip("_")
+
+
 DEFECTIVE = {f"{table}.{name}": it for table, them in TABLES.items() for name, it in them.items()}
 _ALL = (
     "attn_mask is_causal q_offset window bias alibi_slopes softcap sinks scale query_lengths"
@@ -50,10 +58,7 @@ _BASES = {
     "tiled": change("tiled", {}, _ALL),
     "split": change("split", {}, _ALL.replace(" return_weights", "")),
 }
-CORRECT = _BASES | {
-    getattr(it, "__name__", "") or type(getattr(it, "func", it)).__name__: it
-    for it in (*RIGHT, *RIGHT_FULL)
-}
+CORRECT = _BASES | {_name_of(it): it for it in (*RIGHT, *RIGHT_FULL)}
 CORRECT_GRADIENTS = RIGHT_GRADIENTS | {
     _BASES["plain"]: change(
         "backward", {}, "attn_mask is_causal q_offset window bias softcap scale key_lengths"
