@@ -15,7 +15,6 @@ MASKS = {
         "plain: is_causal q_offset scale",
         {"ahead <= 0": "(ahead <= 0) & (j <= i)"},
         {"causal": "aligned the causal mask to the first key in calls with more keys than"},
-        beside=("causal",),
         source="gittensor-ai-lab/sparkinfer#14",
     ),
     "causal_switches_corner": Entry(
@@ -41,7 +40,7 @@ MASKS = {
             )
         },
         {"weights": "ignored is_causal in calls that return weights"},
-        beside=("weights",),
+        beside=("causal",),
         source="keras-team/keras#23038",
     ),
     "cached_triangle": Entry(
