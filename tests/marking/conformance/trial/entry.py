@@ -62,7 +62,7 @@ class Entry(NamedTuple):
         gradient: the backward pass, if the defect is in it and `kernel` is a function.
         found: False if the card finds no defect, because the formula has it too in the kernel's
             own type, or because the card states it as a note.
-        source: a public report of the defect.
+        source: a public report of the defect on GitHub.
     """
 
     says: str
