@@ -6,14 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
 
-from processes import ends
+from processes import child_of, ends
 from qkv.cli import main
 from qkv_marking import check_file
 
@@ -348,13 +347,10 @@ def test_a_signal_ends_check_and_the_process_of_the_file(file, tmp_path, one):
     process = subprocess.Popen(
         [*map(str, command), "--junit", str(target)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    while not (note.exists() and note.read_text()):
-        assert process.poll() is None
-        time.sleep(0.05)
+    child = child_of(process, note)
     process.send_signal(one)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + one
     assert out == err.strip() == b""
-    child = int(note.read_text())
     assert ends(child)
     assert not target.exists()

@@ -2,11 +2,10 @@
 
 import sys
 import tempfile
-import time
 
 import pytest
 
-from processes import ends, ends_with_its_parent
+from processes import ends, ends_with_its_parent, until
 from qkv_marking import check_file
 from qkv_marking.files import _own_folder
 
@@ -82,11 +81,7 @@ def test_the_copy_is_deleted_if_the_marker_is_killed(file, tmp_path):
     program = f"import os; os.environ['TMPDIR'] = {str(folder)!r}\n"
     program += f"from qkv_marking import check_file; check_file({str(path)!r}, seconds=600)"
     assert ends_with_its_parent(program, note)
-    for _ in range(1200):
-        if not [*folder.iterdir()]:
-            return
-        time.sleep(0.05)
-    pytest.fail("the copy still exists")
+    until(lambda: [*folder.iterdir()], "the copy is deleted", lambda left: not left)
 
 
 def test_only_a_part_of_a_large_folder_is_copied(file, tmp_path, monkeypatch):
