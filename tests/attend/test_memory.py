@@ -54,6 +54,7 @@ CALLS = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.attack
 @pytest.mark.parametrize("name", CALLS)
 def test_many_tokens(name: str, backend: str) -> None:

@@ -307,6 +307,7 @@ def test_arrays_of_any_layout_and_byte_order_are_read() -> None:
             np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.alone
 @pytest.mark.attack
 @ON_ONE_BACKEND  # the test's subprocess runs every backend
 def test_memory_grows_with_the_rows_and_not_the_longest_sequence() -> None:

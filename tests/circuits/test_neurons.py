@@ -107,6 +107,7 @@ def test_texts_keep_their_words(small):
     assert one.tokens == model.tokenize(text).tokens
 
 
+@pytest.mark.alone
 @pytest.mark.attack
 def test_memory_does_not_grow_with_the_number_of_texts(small, monkeypatch):
     monkeypatch.setattr("qkv.circuits._reader.TEXTS", 32)

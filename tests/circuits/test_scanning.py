@@ -197,6 +197,7 @@ def test_nan_in_the_weights_affects_only_the_means() -> None:
     assert [one.number for one in found.examples("previous", 0, 0)] == [0]
 
 
+@pytest.mark.alone
 @pytest.mark.attack
 def test_memory_does_not_grow_with_the_number_of_texts(
     bert: qkv.Model, monkeypatch: pytest.MonkeyPatch

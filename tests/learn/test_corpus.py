@@ -234,6 +234,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         again.restore(state)
 
 
+@pytest.mark.alone
 @pytest.mark.attack
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     path = tmp_path / "large"

@@ -77,6 +77,7 @@ def die(server: Served, number: int) -> str:
     return moment
 
 
+@pytest.mark.alone
 def test_no_request_is_lost_while_other_clients_die() -> None:
     """5% of 3,200 clients die: the others get the right answers, and nothing stays in memory."""
 

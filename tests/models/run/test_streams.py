@@ -251,6 +251,7 @@ def measured(call):
     return map(float, done.stdout.split())
 
 
+@pytest.mark.alone
 @pytest.mark.attack
 def test_tracing_2000_texts_needs_little_more_memory_than_the_trace():
     kept, peak = measured(
@@ -262,6 +263,7 @@ def test_tracing_2000_texts_needs_little_more_memory_than_the_trace():
     assert kept < peak < 1.3 * kept
 
 
+@pytest.mark.alone
 @pytest.mark.attack
 def test_a_stream_needs_far_less_memory_than_all_its_traces():
     kept, peak = measured(

@@ -516,6 +516,7 @@ print(run(2_000), run(20_000))
 """
 
 
+@pytest.mark.alone
 @pytest.mark.attack
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process has used is asked of Linux")
 def test_memory_does_not_grow_with_the_number_of_texts():
@@ -527,6 +528,7 @@ def test_memory_does_not_grow_with_the_number_of_texts():
     assert many - few < 15_000, f"{few} KiB for 2,000 lines, {many} KiB for 20,000"
 
 
+@pytest.mark.alone
 @pytest.mark.attack
 def test_vectors_of_a_list_take_their_memory_once(monkeypatch):
     model = qkv.models.random_model("a cat", dim=512)
