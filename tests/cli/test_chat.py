@@ -7,7 +7,6 @@ import os
 import select
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 
 import qkv
 from models.decoders import END, EOS, POSITIONS, gpt2, ids_of
-from processes import state
+from processes import MINUTE, state, until
 from qkv.models import Model, tasks
 from qkv.text._chat_template import render
 
@@ -196,11 +195,13 @@ def test_the_default_model(monkeypatch: pytest.MonkeyPatch, answers: str) -> Non
 
 SLOW = """
 import fcntl, sys, termios, time
+from itertools import count
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 from qkv.models.network.transformer import Transformer
-step = Transformer.step
+step, steps = Transformer.step, count(1)
 def slow(*args, **options):
-    time.sleep(0.1)
+    if next(steps) == 20:  # until Ctrl-C, in the first answer
+        time.sleep(600)
     return step(*args, **options)
 Transformer.step = slow
 from qkv.cli import main
@@ -209,7 +210,7 @@ main(["chat", *sys.argv[1:]])
 
 
 class Terminal:
-    """A pseudo-terminal in which `qkv chat` runs slowly."""
+    """A pseudo-terminal in which the first answer of `qkv chat` never ends."""
 
     def __init__(self, *args: str) -> None:
         self.ours, theirs = os.openpty()
@@ -223,20 +224,19 @@ class Terminal:
     def write(self, text: str) -> None:
         os.write(self.ours, text.encode())
 
-    def until(self, text: str, seconds: float = 60) -> str:
+    def until(self, text: str) -> str:
         """Return what is shown, up to a text."""
-        shown, end = b"", time.monotonic() + seconds
+        shown = b""
         while text.encode() not in shown:
-            ready, _, _ = select.select([self.ours], [], [], max(0, end - time.monotonic()))
+            ready, _, _ = select.select([self.ours], [], [], MINUTE)
             assert ready, f"{text!r} did not follow {shown!r}"
             shown += os.read(self.ours, 1)
         return shown.decode(errors="replace").replace("\r\n", "\n")
 
     def sleeps(self) -> None:
         """Wait until the process sleeps, so that `input` is in the call that a signal ends."""
-        while Path("/proc").exists() and state(self.process.pid) != "S":
-            assert self.process.poll() is None
-            time.sleep(0.01)
+        if Path("/proc").exists():
+            until(lambda: state(self.process.pid), "it sleeps", lambda now: now == "S")
 
 
 @pytest.fixture
@@ -283,4 +283,4 @@ def test_a_conversation_on_a_terminal(terminal: Terminal, tmp_path: Path) -> Non
     terminal.until("This is a new conversation.")
     terminal.until("> ")
     terminal.write("\x04")
-    assert terminal.process.wait(timeout=30) == 0
+    assert terminal.process.wait(MINUTE) == 0

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import qkv
+from processes import until
 from qkv.cli import main
 from qkv.models import random_model
 
@@ -67,7 +67,7 @@ def test_a_pipe_is_read_once(name: str | None, text: str, model: str, tmp_path: 
     writer = threading.Thread(target=pipe.write_text, args=(text,), daemon=True)
     writer.start()
     done = encode(str(pipe), "-o", str(target), "--model", name or model)
-    writer.join(10)
+    writer.join(60)
     if text.startswith(LINES[0]):
         assert done.exit_code == 0, done.output
         assert len(np.load(target)) == len(LINES)
@@ -270,10 +270,7 @@ def test_a_program_that_is_ended_leaves_nothing(name: str, model: str, tmp_path:
         assert program.stdin is not None
         program.stdin.write(b"the cat\n")
         program.stdin.flush()
-        for _ in range(5000):  # until the program waits for more lines
-            if list(home.iterdir()) or program.poll() is not None:
-                break
-            time.sleep(0.02)
+        until(lambda: list(home.iterdir()) or program.poll() is not None, "it waits for lines")
         assert [path.suffix for path in home.iterdir()] == [".part"]
         program.send_signal(getattr(signal, name))
         assert program.wait(100) == 128 + getattr(signal, name)
@@ -357,6 +354,7 @@ finally:
 """
 
 
+@pytest.mark.alone
 @pytest.mark.attack
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process has used is asked of Linux")
 def test_memory_does_not_grow_with_the_number_of_lines(model: str, tmp_path: Path) -> None:
@@ -375,6 +373,7 @@ def test_memory_does_not_grow_with_the_number_of_lines(model: str, tmp_path: Pat
     assert many - few < 12_000, f"{few} KiB for 3,000 lines, {many} KiB for 30,000"
 
 
+@pytest.mark.alone
 @pytest.mark.attack
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process has used is asked of Linux")
 @pytest.mark.parametrize("word", ["the cat ", "x"])

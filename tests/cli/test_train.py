@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import qkv
+from processes import ends, threads, until
 from qkv.learn import last_checkpoint, read_metrics
 from qkv.learn._loop import Training
 
@@ -42,36 +43,36 @@ def corpus(tmp_path: Path) -> str:
     return str(path)
 
 
-# Without the pauses, a short run could end before the test sends a signal.
-SLOWLY = """
-import time
+# Without the pause, a short run could end before the test sends a signal.
+PAUSED = """
+import os, time
 from qkv.learn._loop import Training
 advance = Training.advance
-def slowly(training):
-    time.sleep(0.02)
+def paused(training):
+    while training.step == 20 and not os.path.exists(GO):
+        time.sleep(0.02)
     return advance(training)
-Training.advance = slowly
+Training.advance = paused
 from qkv.cli import main
 main()
 """
 
 
-def train_process(*args: str) -> subprocess.Popen[bytes]:
+def train_process(script: str, *args: str) -> subprocess.Popen[bytes]:
     """Start a training process, which can receive signals."""
-    program = [sys.executable, "-c", SLOWLY, "train", *args]
+    program = [sys.executable, "-c", script, "train", *args]
     return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def wait_for(folder: Path, step: int, process: subprocess.Popen[bytes]) -> None:
     """Wait until a run has made the step with this number."""
-    for _ in range(6000):
+
+    def last() -> int:
+        assert process.poll() is None, process.communicate()
         rows = read_metrics(folder)
-        if rows and rows[-1]["step"] >= step:
-            return
-        if process.poll() is not None:
-            raise AssertionError(process.communicate())
-        time.sleep(0.01)
-    raise AssertionError("it does not begin")
+        return rows[-1]["step"] if rows else 0
+
+    until(last, f"step {step}", lambda found: found >= step)
 
 
 def numbers(folder: Path) -> dict[str, np.ndarray]:
@@ -165,10 +166,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
 def test_an_interrupted_run_resumes_to_the_same_model(
     name: str, whole: dict[str, np.ndarray], corpus: str, tmp_path: Path
 ) -> None:
-    broken, how = tmp_path / "broken", getattr(signal, name)
-    process = train_process(corpus, *ENDED, "-o", str(broken))
+    broken, how, go = tmp_path / "broken", getattr(signal, name), tmp_path / "go"
+    process = train_process(PAUSED.replace("GO", repr(str(go))), corpus, *ENDED, "-o", str(broken))
     wait_for(broken, 10, process)
     process.send_signal(how)
+    go.touch()
     _, said = process.communicate(timeout=300)
     if how == signal.SIGKILL:
         assert process.returncode == -signal.SIGKILL
@@ -176,7 +178,7 @@ def test_an_interrupted_run_resumes_to_the_same_model(
     else:
         assert process.returncode == 128 + how
         step = last_checkpoint(broken).about["step"]
-        assert 10 <= step < 150
+        assert 10 <= step <= 21
         last = said.decode().strip().splitlines()[-1]
         assert last.endswith(
             f"stopped at step {step}: checkpoint and model are in {broken}: continue with: "
@@ -221,24 +223,42 @@ def test_other_signals_end_it_as_ctrl_c_does(
     assert qkv.load(folder).generate("The", max_new_tokens=2) is not None
 
 
+# Tells the id of the child process, which trains the tokenizer.
+TOLD = """
+import subprocess
+start = subprocess.Popen
+def told(*given, **named):
+    process = start(*given, **named)
+    print(process.pid, flush=True)
+    return process
+subprocess.Popen = told
+from qkv.cli import main
+main()
+"""
+
+
 @pytest.mark.attack
-@pytest.mark.skipif(sys.platform == "win32", reason="signals are those of Unix")
+@pytest.mark.skipif(sys.platform != "linux", reason="the threads of a process are those of Linux")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_while_the_tokenizer_is_trained(name: str, tmp_path: Path) -> None:
-    """The library that trains the tokenizer ignores signals, and would go on for half a minute."""
+    """The library that trains the tokenizer ignores signals; the process does not wait for it."""
     corpus = tmp_path / "corpus.txt"
-    letters = np.random.default_rng(0).choice(np.frombuffer(b"ACGT", np.uint8), 6_000_000)
+    letters = np.random.default_rng(0).choice(np.frombuffer(b"ACGT", np.uint8), 1_000_000)
     corpus.write_bytes(letters.tobytes())
     options = ("--objective", "causal", "--vocabulary", "30000", "-o", str(tmp_path / "model"))
-    process = train_process(str(corpus), *options)
+    process = train_process(TOLD, str(corpus), *options)
     assert process.stderr.readline().startswith(b"qkv train: corpus: ")
-    time.sleep(1)  # until the tokenizer is being trained
-    assert process.poll() is None
+    child = int(process.stdout.readline())
+    until(lambda: threads(child), "the library has threads of its own", lambda count: count > 2)
+    os.kill(child, signal.SIGSTOP)  # it never ends the training
     process.send_signal(getattr(signal, name))
     try:
-        _, more = process.communicate(timeout=15)
+        _, more = process.communicate(timeout=60)
+        assert ends(child)
     finally:
         process.kill()
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
     assert more.strip() == b""
     assert process.returncode == 128 + getattr(signal, name)
     assert list(tmp_path.iterdir()) == [corpus]
