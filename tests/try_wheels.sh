@@ -31,7 +31,6 @@ for kind in with without; do
 import os
 import sys
 import threading
-import time
 from importlib.metadata import files
 
 import numpy as np
@@ -58,14 +57,18 @@ assert len(licences) == 4, licences  # beside each model, and with the licences 
 print(f"{sys.argv[1]} a kernel: {qkv.backend()}, {size:.1f} MB")
 
 
+computed = threading.Event()
+
+
 def compute():
     while True:
         qkv.attention(*[np.ones((4, 256, 32), np.float32)] * 3)
+        computed.set()
 
 
 for _ in range(2):
     threading.Thread(target=compute, daemon=True).start()
-time.sleep(0.2)
+assert computed.wait(60)
 # and Python ends while they compute
 END
   "$work/$kind-env/bin/qkv" info | grep -q 'kernel was not built' && told=yes || told=no
