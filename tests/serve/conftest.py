@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import httpx
 import pytest
 import uvicorn
 
+from processes import MINUTE, until as wait_until
 from qkv.models import Model
 from qkv.serve._protocol import Connection
 from qkv.serve._work import Worker
@@ -28,7 +28,6 @@ from qkv.serve.guard import Guard
 from qkv.serve.key_file import Keys
 from qkv.serve.settings import Settings
 
-PATIENCE = 300  # seconds; a wait that takes so long has failed, also on a busy machine
 ADDRESS = re.compile(r"at (http://\S+) ")
 
 
@@ -44,9 +43,9 @@ class Served:
         return httpx.URL(self.url).port or 80
 
     def client(self, **options: object) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=30, trust_env=False, **options)
+        return httpx.Client(base_url=self.url, timeout=MINUTE, trust_env=False, **options)
 
-    def end(self, number: int = signal.SIGTERM, seconds: float = 30) -> int:
+    def end(self, number: int = signal.SIGTERM, seconds: float = MINUTE) -> int:
         """Send a signal, wait for the end of the process, and return its exit code."""
         self.process.send_signal(number)
         return self.process.wait(seconds)
@@ -101,16 +100,16 @@ class Inside:
 
         def hold() -> None:
             entered.set()
-            assert release.wait(PATIENCE)
+            assert release.wait(MINUTE)
 
         call = self.worker.call(hold, connection="held")
         done = asyncio.run_coroutine_threadsafe(call, self.loop)
         try:
-            assert entered.wait(PATIENCE)
+            assert entered.wait(MINUTE)
             yield
         finally:
             release.set()
-            done.result(PATIENCE)
+            done.result(MINUTE)
 
     def ask(self, path: str, body: Any, times: int = 1, **options: int) -> socket.socket:
         """Send a request `times` times at once on a new connection; return the connection."""
@@ -146,23 +145,15 @@ def inside(model: Model, settings: Settings | None = None) -> Iterator[Inside]:
         port = listener.getsockname()[1]
         thread = threading.Thread(target=lambda: asyncio.run(serving()), daemon=True)
         thread.start()
-        assert started.wait(PATIENCE)
+        assert started.wait(MINUTE)
         assert server.started
         try:
             wait_until(lambda: guard.app.state.worker.ready, "it is ready")
             yield Inside(port, guard, found[0])
         finally:
             server.should_exit = True
-            thread.join(PATIENCE)
+            thread.join(MINUTE)
         assert not thread.is_alive()
-
-
-def wait_until(true: Callable[[], bool], what: str = "") -> None:
-    """Wait until a condition is true, for at most `PATIENCE` seconds."""
-    end = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
 
 
 @pytest.fixture

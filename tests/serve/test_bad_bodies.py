@@ -245,7 +245,7 @@ def _finite(value: Any) -> bool:
 def send_all(server: Served, path: str, count: int, model: qkv.models.Model) -> None:
     """Send the bodies over a few connections in turn, and a good body after every hundred."""
     connections = [
-        http.client.HTTPConnection("127.0.0.1", server.port, timeout=30) for _ in range(CONNECTIONS)
+        http.client.HTTPConnection("127.0.0.1", server.port, timeout=60) for _ in range(CONNECTIONS)
     ]
     expected = model.encode("the cat sat")
     answered = Counter[int]()

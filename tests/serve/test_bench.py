@@ -47,7 +47,7 @@ def served(wrong: str = "") -> Iterator[int]:
             yield server.server_address[1]
         finally:
             server.shutdown()
-            thread.join(5)
+            thread.join(60)
 
 
 @pytest.mark.parametrize(("size", "clients"), [(1, 1), (1, 3), (2, 3), (8, 2)])

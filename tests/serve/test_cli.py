@@ -193,14 +193,14 @@ def test_it_runs_with_standard_output_and_error_closed() -> None:
         def answers() -> bool:
             assert process.poll() is None
             with suppress(httpx.ConnectError):
-                httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=30, trust_env=False)
+                httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=60, trust_env=False)
                 return True
             return False
 
         try:
             wait_until(answers, "it answers")
             process.terminate()
-            assert process.wait(30) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()
             process.wait()

@@ -31,7 +31,7 @@ folder, dtype = sys.argv[1:]
 app = create_app(qkv.load(folder, dtype=dtype))
 state = app.app.state
 with TestClient(app, base_url="http://127.0.0.1") as client:
-    end = time.monotonic() + 300
+    end = time.monotonic() + 60
     while (ready := client.get("/readyz")).status_code != 200:
         assert time.monotonic() < end and "not ready" in ready.text
         time.sleep(0.01)

@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing, suppress
 import httpx
 import pytest
 
-from .conftest import Served, serve
+from .conftest import Served, serve, wait_until
 
 # A server with limits that are short enough for a test, a route that computes for the number of
 # seconds in its body, and a route that fails.
@@ -30,11 +30,17 @@ model = qkv.load("random")
 
 def create_app(*given):
     guard = made(*given)
+    ran = []
+    @guard.app.get("/ran")
+    async def count():
+        return len(ran)
     @guard.app.post("/slow")
     async def slow(request: running.Request):
         seconds = float(await request.body())
         print("begun", flush=True)
-        await guard.app.state.worker.call(lambda: time.sleep(seconds), connection=0)
+        await guard.app.state.worker.call(
+            lambda: (ran.append(0), time.sleep(seconds)), connection=0
+        )
         return {"done": True}
     @guard.app.post("/fails")
     async def fails(request: running.Request):
@@ -57,7 +63,7 @@ def small() -> Iterator[Served]:
 
 
 def connect(server: Served) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), 30)
+    return socket.create_connection(("127.0.0.1", server.port), 60)
 
 
 def request(body: bytes = GOOD, path: str = "/v1/embeddings", more: str = "") -> bytes:
@@ -65,19 +71,13 @@ def request(body: bytes = GOOD, path: str = "/v1/embeddings", more: str = "") ->
     return head.encode() + body
 
 
-def rest(connection: socket.socket, seconds: float = 30) -> bytes:
+def rest(connection: socket.socket) -> bytes:
     """Read until the server closes the connection, and return the bytes."""
-    found, end = b"", time.monotonic() + seconds
-    while time.monotonic() < end:
-        connection.settimeout(max(end - time.monotonic(), 0.01))
-        try:
-            piece = connection.recv(65536)
-        except ConnectionResetError:
-            return found
-        if not piece:
-            return found
-        found += piece
-    raise AssertionError(f"it was not closed, after {found[:200]!r}")
+    found = b""
+    with suppress(ConnectionResetError):
+        while piece := connection.recv(65536):
+            found += piece
+    return found
 
 
 def answers(text: bytes) -> list[tuple[int, dict]]:
@@ -98,28 +98,19 @@ def answers(text: bytes) -> list[tuple[int, dict]]:
     return found
 
 
-def is_well(server: Served, seconds: float = 0) -> None:
-    """Check that the server answers; allow it `seconds` to notice that clients have left."""
-    end = time.monotonic() + seconds
+def is_well(server: Served) -> None:
+    """Check that the server answers."""
     with server.client() as client:
-        while True:
-            answer = client.post("/v1/embeddings", content=GOOD)
-            if answer.status_code != 503 or time.monotonic() > end:
-                break
-            time.sleep(0.05)
+        answer = client.post("/v1/embeddings", content=GOOD)
         assert answer.status_code == 200, answer.text
 
 
-def trickle(connection: socket.socket, text: bytes, seconds: float = 0.1) -> float:
-    """Send single bytes, at most 22, until the server closes; return the duration in seconds."""
-    begin = time.monotonic()
+def trickle(connection: socket.socket) -> None:
+    """Send 22 single bytes slowly, or fewer if the server closes the connection."""
     with suppress(BrokenPipeError, ConnectionResetError):
-        for number in range(200):
-            connection.sendall(text[number : number + 1] or b"x")
-            time.sleep(seconds)
-            if number > 20:
-                break
-    return time.monotonic() - begin
+        for _ in range(22):
+            connection.sendall(b"x")
+            time.sleep(0.1)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +129,7 @@ def trickle(connection: socket.socket, text: bytes, seconds: float = 0.1) -> flo
 def test_a_request_that_arrives_too_slowly_is_ended(small: Served, begun: bytes) -> None:
     with closing(connect(small)) as connection:
         connection.sendall(begun)
-        trickle(connection, b"x" * 100)
+        trickle(connection)
         found = rest(connection)
     statuses = [status for status, _ in answers(found)]
     if b"Host: evil" in begun:  # refused at once, but the server still waits for the body
@@ -154,15 +145,12 @@ def test_a_connection_that_says_nothing_is_closed(small: Served) -> None:
         assert rest(connection) == b""
 
 
-def test_many_slow_ones_leave_others_alone(small: Served) -> None:
-    slow = [connect(small) for _ in range(25)]
-    try:
-        for connection in slow:
-            connection.sendall(request()[:-3])
-        is_well(small)
-    finally:
-        for connection in slow:
-            connection.close()
+def test_many_slow_ones_leave_others_alone() -> None:
+    patient = SMALL.replace("half_sent=1.0", "half_sent=3600.0")
+    with serve(program=("-c", patient)) as server, ExitStack() as stack:
+        for _ in range(25):
+            stack.enter_context(closing(connect(server))).sendall(request()[:-3])
+        is_well(server)
 
 
 def test_a_connection_above_the_limit_gets_status_503() -> None:
@@ -178,8 +166,12 @@ def test_a_connection_above_the_limit_gets_status_503() -> None:
                 (found,) = answers(text)
                 assert found[0] == 503
                 assert "too many connections" in found[1]["error"]["message"]
-        is_well(server, seconds=30)
-        with server.client() as client:
+        with server.client() as client:  # the server notices soon that the clients have left
+            wait_until(
+                lambda: client.post("/v1/embeddings", content=GOOD).status_code,
+                "it answers",
+                lambda status: status == 200,
+            )
             assert 'qkv_requests_total{route="other",status="503"}' in client.get("/metrics").text
 
 
@@ -317,12 +309,13 @@ def test_many_requests_at_once_that_offer_another_protocol(small: Served) -> Non
     with closing(connect(small)) as connection:
         connection.sendall(one * 3000)
         connection.shutdown(socket.SHUT_WR)
-        found = answers(rest(connection, 30))
+        found = answers(rest(connection))
     assert [status for status, _ in found] == [403] * 3000
 
 
 def test_a_client_that_hangs_up_frees_its_work(small: Served) -> None:
-    begin = time.monotonic()
+    with small.client() as client:
+        before = client.get("/ran").json()
     many = []
     for _ in range(20):  # each sends at once: the server closes a connection that is silent for 1 s
         many.append(connect(small))
@@ -332,9 +325,8 @@ def test_a_client_that_hangs_up_frees_its_work(small: Served) -> None:
         connection.close()
     is_well(small)
     with small.client() as client:
-        while "qkv_waiting 0.0" not in client.get("/metrics").text:
-            time.sleep(0.05)
-    assert time.monotonic() - begin < 50  # 60 s if all requests were computed
+        wait_until(lambda: "qkv_waiting 0.0" in client.get("/metrics").text, "no request waits")
+        assert 1 <= client.get("/ran").json() - before < 20
 
 
 def test_a_failure_tells_the_client_nothing_and_the_log_one_line() -> None:
@@ -376,7 +368,7 @@ def ended_while(server: Served, number: int, work: Callable[[], object]) -> tupl
     thread.start()
     has_begun(server)
     code = server.end(number)
-    thread.join(20)
+    thread.join(60)
     return code, found[0]
 
 
@@ -397,28 +389,31 @@ def test_stopping_the_server_takes_a_limited_time() -> None:
     with serve(program=("-c", SMALL)) as server, server.client() as client:
         half = connect(server)
         half.sendall(request()[:-1])
-        begin = time.monotonic()
         code, _ = ended_while(server, signal.SIGTERM, lambda: client.post("/slow", content=b"7"))
         assert code == 0
-        assert time.monotonic() - begin < 30
         half.close()
 
 
 def test_a_second_signal_ends_it_at_once() -> None:
-    with serve(program=("-c", SMALL)) as server, server.client() as client:
-        begin = time.monotonic()
+    patient = SMALL.replace("GRACE = 3", "GRACE = 600")
+    with serve(program=("-c", patient)) as server, server.client() as client:
+
+        def refuses() -> bool:
+            with suppress(ConnectionRefusedError):
+                connect(server).close()
+                return False
+            return True
 
         def twice() -> object:
             has_begun(server)
             server.process.send_signal(signal.SIGTERM)
-            time.sleep(0.5)
+            wait_until(refuses, "it stops")
             server.process.send_signal(signal.SIGTERM)
-            return server.process.wait(20)
+            return server.process.wait(60)
 
         ending = threading.Thread(target=twice)
         ending.start()
         with pytest.raises(httpx.HTTPError):
-            client.post("/slow", content=b"100").raise_for_status()
-        ending.join(20)
-        assert server.process.wait(10) >= 0
-        assert time.monotonic() - begin < 60
+            client.post("/slow", content=b"600").raise_for_status()
+        ending.join(60)
+        assert server.process.wait(60) >= 0

@@ -48,7 +48,7 @@ def test_an_answer_that_is_not_read_in_time_ends_with_its_connection(read: int) 
                 loop = asyncio.get_running_loop()
                 await loop.sock_connect(client, listener.getsockname())
                 await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                deadline = time.monotonic() + 20
+                deadline = time.monotonic() + 60
                 while not ended and time.monotonic() < deadline:
                     if read:
                         await loop.sock_recv(client, read)
@@ -56,11 +56,12 @@ def test_an_answer_that_is_not_read_in_time_ends_with_its_connection(read: int) 
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             assert ended == ["cancelled"]
             server.should_exit = True
-            await asyncio.wait_for(serving, 20)
+            await asyncio.wait_for(serving, 60)
 
     asyncio.run(main())
 
 
+@pytest.mark.alone
 def test_silent_clients_do_not_exhaust_memory(tmp_path: Path) -> None:
     """200 clients ask for 25 MB each and read nothing; the server stays below 512 MB."""
     config = CONFIGS["gpt2"] | {"n_positions": 4096}

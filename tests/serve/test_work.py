@@ -9,6 +9,7 @@ import gc
 import threading
 from collections import deque
 from contextlib import aclosing, asynccontextmanager
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -68,6 +69,12 @@ async def held(worker):
     finally:
         release.set()
         await task
+
+
+async def until(true):
+    """Poll a condition; `run` bounds the wait."""
+    while not true():
+        await asyncio.sleep(0.01)
 
 
 async def settled():
@@ -387,7 +394,8 @@ def test_a_request_that_is_tokenized_during_the_shutdown_is_answered(monkeypatch
             task = begin(worker, ["a a"] * 40, 0)
             await asyncio.to_thread(begun.wait)
             stopping = asyncio.create_task(worker.stop())
-            await asyncio.sleep(0.05)
+            await settled()
+            await until(worker._inbox.empty)  # the thread knows that it stops
             go_on.set()
             assert (await task).tokens == [2] * 40
             await stopping
@@ -427,7 +435,7 @@ def test_a_small_batch_waits_for_more_requests_under_load(computed):
             async with held(worker):
                 worker._usual = 8
                 tasks = [begin(worker, [word], word) for word in "ab"]
-            await asyncio.sleep(0.1)
+            await until(lambda: len(worker._texts) == 2)  # the thread has both
             assert not computed
             tasks += [begin(worker, [word], word) for word in "cd"]
             await asyncio.gather(*tasks)
@@ -442,6 +450,11 @@ def test_a_small_batch_waits_for_more_requests_under_load(computed):
 def test_a_request_is_not_lost_if_the_server_stops_while_the_thread_looks():
     """After the thread has read `_preparing`, a request is admitted, and then `stop` begins."""
 
+    class Inbox(SimpleQueue):
+        def get(self, **options):
+            looks.set()
+            return super().get(**options)
+
     class Watched(Worker):
         @property
         def _preparing(self):
@@ -455,14 +468,15 @@ def test_a_request_is_not_lost_if_the_server_stops_while_the_thread_looks():
     async def main():
         nonlocal thread
         worker = Watched(MODEL, Settings())
+        worker._inbox = Inbox()
         job = Job(connection=0, function=str)
         thread = threading.Thread(target=lambda: found.append(worker._read()), daemon=True)
         thread.start()
-        await asyncio.sleep(0.1)
+        await until(lambda: looks.is_set() or not thread.is_alive())
         worker._inbox.put(job)
         await asyncio.to_thread(thread.join, SECONDS)
 
-    thread, found = None, []
+    thread, looks, found = None, threading.Event(), []
     run(main())
     assert found == [True]
 
@@ -487,7 +501,7 @@ def test_a_canceled_caller_waits_for_its_thread():
             task = asyncio.create_task(in_thread(work, fails))
             await asyncio.to_thread(begun.wait, SECONDS)
             task.cancel()
-            await asyncio.wait([task], timeout=0.1)
+            await settled()
             assert not task.done()
             release.set()
             with pytest.raises(asyncio.CancelledError):
