@@ -13,6 +13,7 @@ import pytest
 import qkv
 from attend.support import numbers
 from benchmarks.long_attention import arrays, on_workers, workers
+from processes import until
 from qkv import scale
 
 MEMORY = 400 << 20  # bytes per worker; the scores of 16,384 tokens alone take 1 GB
@@ -24,6 +25,7 @@ def client() -> Any:
         yield found
 
 
+@pytest.mark.alone
 def test_long_attention_stays_in_little_memory(client: Any) -> None:
     tokens = 16_384
     query, key, value = arrays(tokens, 2048)
@@ -44,21 +46,22 @@ def test_long_attention_stays_in_little_memory(client: Any) -> None:
 
 
 def test_a_worker_that_is_killed_changes_nothing(client: Any, tmp_path: Any) -> None:
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    begun.mkdir()
+
     def slow(block: Any) -> Any:
-        (tmp_path / f"{time.time_ns()}-{os.getpid()}").touch()
-        time.sleep(0.2)
+        (begun / f"{time.time_ns()}-{os.getpid()}").touch()
+        while len([*begun.iterdir()]) >= 5 and not go.exists():
+            time.sleep(0.02)
         return block
 
     given = numbers((2, 960, 16), 0)
     x = da.from_array(given, chunks=(1, 120, 16)).map_blocks(slow, dtype=np.float32, meta=given[:0])
     out = client.compute(scale.attention(x, x, x, is_causal=True))
-    end = time.monotonic() + 200
-    while len(begun := sorted(tmp_path.iterdir())) < 5:
-        assert time.monotonic() < end, "nothing was computed"
-        time.sleep(0.02)
-    killed = int(begun[-1].name.partition("-")[2])
+    seen = until(lambda: sorted(begun.iterdir()), "five blocks", lambda some: len(some) >= 5)
+    killed = int(seen[-1].name.partition("-")[2])
     os.kill(killed, signal.SIGKILL)
-    assert not out.done(), "it was killed too late"
+    go.touch()
     found = out.result(timeout=300)
     client.wait_for_workers(2, timeout=60)
     assert killed not in client.run(os.getpid).values()

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -20,8 +19,9 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+import processes
 import qkv
-from qkv.scale import encode
+from qkv.scale import encode, encoding, workers
 from qkv.scale.workers import connect
 
 TEXTS = [f"the cat sat {'on the mat ' * (n % 3)}{n}" for n in range(6000)]
@@ -70,11 +70,11 @@ def listed(folder: Path) -> set[str]:
 
 def until(folder: Path, count: int, known: int = 0) -> None:
     """Wait until at least `count` parts exist, and the manifest lists at least `known` parts."""
-    for _ in range(60_000):
-        if parts(folder) >= count and len(listed(folder)) >= known:
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{folder} has {parts(folder)} parts")
+    processes.until(
+        lambda: (parts(folder), len(listed(folder)) if known else 0),
+        f"{count} parts, of which {known} are listed",
+        lambda found: found[0] >= count and found[1] >= known,
+    )
 
 
 def test_workers_that_are_killed(source: Path, client: Any, tmp_path: Path) -> None:
@@ -88,10 +88,9 @@ def test_workers_that_are_killed(source: Path, client: Any, tmp_path: Path) -> N
     def kill() -> None:
         for count in (1, 4, 7):
             until(out, count)
-            while not (victims := running()):
-                time.sleep(0.01)
-            os.kill(victims[0], signal.SIGKILL)
-            killed.append(victims[0])
+            victim = processes.until(running, "a worker runs")[0]
+            os.kill(victim, signal.SIGKILL)
+            killed.append(victim)
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -102,9 +101,17 @@ def test_workers_that_are_killed(source: Path, client: Any, tmp_path: Path) -> N
     check(out)
 
 
-def test_a_lost_scheduler_is_one_error(source: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_a_lost_scheduler_is_one_error(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, compute = tmp_path / "out", encoding.compute
     import distributed
+
+    def losing(*given: Any, **named: Any) -> Iterator[Any]:
+        for number, result in enumerate(compute(*given, **named)):
+            if number == 1:
+                program.kill()
+            yield result
 
     with subprocess.Popen(
         [sys.executable, "-c", SCHEDULER], stdout=subprocess.PIPE, text=True
@@ -113,11 +120,11 @@ def test_a_lost_scheduler_is_one_error(source: Path, tmp_path: Path) -> None:
             assert program.stdout is not None
             address = program.stdout.readline().strip()
             client = distributed.Client(address, timeout=60, set_as_default=False)
-            killer = threading.Thread(target=lambda: (until(out, 2), program.kill()))
-            killer.start()
-            with pytest.raises(ConnectionError, match=r"the scheduler .* was lost"):
-                encode("books", source, out, client=client)
-            killer.join(30)
+            with monkeypatch.context() as patch:
+                patch.setattr(encoding, "compute", losing)
+                patch.setattr(workers, "AHEAD", 1)  # no task is ahead of the results
+                with pytest.raises(ConnectionError, match=r"the scheduler .* was lost"):
+                    encode("books", source, out, client=client)
             client.close(timeout=1)
         finally:
             program.kill()
@@ -148,13 +155,11 @@ def test_encoding_resumes_after_a_signal_ends_the_client(
     with subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True) as program:
         children: list[psutil.Process] = []
         try:
-            until(out, 2, known=1)
-            program.send_signal(signal.SIGSTOP)  # or the run could finish before the signal
+            until(out, 3, known=3)
             children = psutil.Process(program.pid).children(recursive=True)
             with pytest.raises(RuntimeError, match="another run writes to"):
                 encode("books", source, out)
             program.send_signal(getattr(signal, name))
-            program.send_signal(signal.SIGCONT)
             code = program.wait(100)
         finally:
             program.kill()
@@ -168,7 +173,7 @@ def test_encoding_resumes_after_a_signal_ends_the_client(
     written, known = parts(out), listed(out)
     assert 1 <= len(known) <= written < PARTS
     if name != "SIGKILL":  # the run updated its manifest; its workers may have written more
-        assert len(known) >= written - 2
+        assert len(known) >= written - 3
     kept = {one: (out / one).stat().st_mtime_ns for one in known}
     assert encode("books", source, out).rows == len(TEXTS)
     assert kept == {one: (out / one).stat().st_mtime_ns for one in known}
@@ -176,10 +181,20 @@ def test_encoding_resumes_after_a_signal_ends_the_client(
 
 
 # The manifest lists each part at once: a fast run could end before the first update after 1 s.
+# After three parts the run waits for the signal, and two workers are at most three parts ahead.
 PROGRAM = """
+import time
 from qkv.cli import main
-from qkv.scale import encoding
+from qkv.scale import encoding, workers
 encoding._SAVE = 0.0
+workers.AHEAD = 1
+compute = encoding.compute
+def waiting(*given, **named):
+    for number, result in enumerate(compute(*given, **named)):
+        if number == 3:
+            time.sleep(600)
+        yield result
+encoding.compute = waiting
 if __name__ == "__main__":
     main()
 """

@@ -24,7 +24,7 @@ def made_in(folder: Path) -> None:
     folder.mkdir()
     for command in commands:
         subprocess.run(
-            shlex.split(command), cwd=folder, check=True, capture_output=True, timeout=30
+            shlex.split(command), cwd=folder, check=True, capture_output=True, timeout=60
         )
 
 
@@ -76,7 +76,7 @@ def test_a_client_with_the_certificate_files_can_compute(cluster: tuple[Any, Any
     made, security = cluster
     assert made.scheduler_address.startswith("tls://")
     with Client(made.scheduler_address, security=security) as client:
-        assert client.submit(sum, [1, 2]).result(timeout=30) == 3
+        assert client.submit(sum, [1, 2]).result(timeout=60) == 3
         workers = list(client.scheduler_info()["workers"])
     assert len(workers) == 2
     assert all(address.startswith("tls://") for address in workers)
@@ -92,7 +92,7 @@ def test_the_documented_configuration_lets_a_client_connect(
     settings = yaml.safe_load(written.replace("/home/me", str(folders[0])))
     settings = dask.config.merge(dask.config.config, settings)
     with dask.config.set(settings), Client(cluster[0].scheduler_address) as client:
-        assert client.submit(sum, [1, 2]).result(timeout=30) == 3
+        assert client.submit(sum, [1, 2]).result(timeout=60) == 3
 
 
 @pytest.mark.parametrize("stranger", ["plain", "no certificate", "another authority"])
@@ -109,7 +109,7 @@ def test_a_stranger_is_not_let_in(
     context.check_hostname = False
     if stranger == "another authority":
         context.load_cert_chain(folders[1] / "cert.pem", folders[1] / "key.pem")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         if stranger == "plain":
             connection.sendall(bytes(64))
             assert _answer(connection)[:1] in (b"", b"\x15")  # no bytes, or a TLS alert
@@ -134,7 +134,7 @@ def test_a_client_with_a_certificate_gets_an_answer(
     context.check_hostname = False
     context.load_cert_chain(folders[0] / "cert.pem", folders[0] / "key.pem")
     with (
-        socket.create_connection((host, int(port)), timeout=10) as connection,
+        socket.create_connection((host, int(port)), timeout=60) as connection,
         context.wrap_socket(connection) as secure,
     ):
         assert _answer(secure)
