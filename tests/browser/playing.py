@@ -2,14 +2,13 @@
 
 import base64
 import json
-import time
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl
 
 import numpy as np
 from playwright.sync_api import Locator, Page
 
+from processes import until
 from qkv.models import Model
 from qkv.see.draw.colours import shade
 from qkv.see.page.engine import engine_part, engine_payload
@@ -97,11 +96,18 @@ def masks(edits: list[Edit]) -> list[tuple[int, ...]]:
     ]
 
 
-def until(holds: Callable[[], Any], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it never came to be"
-        time.sleep(0.05)
+def later(page: Page) -> None:
+    """Move the page's time forward: changes within a second of each other are undone together."""
+    page.evaluate(
+        "() => { const now = performance.now.bind(performance);"
+        " performance.now = () => now() + 2000; }"
+    )
+
+
+def has_moved(page: Page) -> None:
+    """Wait until no line, word or colour moves to a new value."""
+    moves = "document.getAnimations().some((one) => one instanceof CSSTransition)"
+    until(lambda: not page.evaluate(moves), "nothing moves")
 
 
 def unfold(details: Locator) -> None:

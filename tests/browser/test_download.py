@@ -19,9 +19,8 @@ from models.small_models import write_small
 from qkv.models import Model
 
 from .engine import agree, ask
-from .play import ready
+from .play import STILL, ready
 from .playing import until
-from .support import pause
 from .test_blocks import ROUNDED, told
 
 TEXT = "the cat sat"
@@ -334,7 +333,7 @@ def test_a_page_from_a_disk_says_how_to_get_the_model(chromium: Browser, folder:
         "qkv play --model big."
     )
     press(page, BIG)
-    pause(page, 200)
+    line(page).evaluate(STILL)
     answers(page, SMALLER)
     assert line(page).get_by_role("button").count() == 0
     assert not page.get_by_role("progressbar").is_visible()
@@ -361,7 +360,7 @@ def test_data_are_saved_until_the_reader_asks(
     if name == "both":
         answers(page, SMALLER)
         expect(line(page)).to_contain_text("; a small model answers without a download.")
-    pause(page, 300)
+    line(page).evaluate(STILL)
     assert host.weights == []
     press(page, "Download 1")
     if name == "both":

@@ -18,8 +18,9 @@ from qkv.findings.measured import view_of
 from qkv.models import Model
 
 from .opening import Scheme
-from .play import after, button, changed, ready
-from .support import Visit, pause
+from .play import STILL, after, button, changed, ready
+from .playing import has_moved
+from .support import Visit
 from .test_play_page import check_layout
 
 TEXT = "She drank a glass of _."
@@ -319,7 +320,8 @@ def test_lines_show_the_head_and_query_of_the_edit(visit: Visit, decoder: Model)
     )
     page = visit(page_of(ablated, masked), width=1400)
     ready(page)
-    pause(page, 600)  # lines move to their positions
+    page.locator(".qkv-view").first.evaluate(STILL)
+    has_moved(page)
     exact = qkv.load("books-decoder", dtype=np.float64)
     trace = exact.trace(NAME)
     stages = page.locator(".finding .stage").all()
@@ -406,5 +408,6 @@ def test_it_fits_the_window_and_passes_axe(
     visit: Visit, article: str, width: int, scheme: Scheme
 ) -> None:
     page = ready(visit(article, width=width, height=800, scheme=scheme))
-    pause(page, 500)
+    page.locator(".qkv-view").first.evaluate(STILL)
+    has_moved(page)
     check_layout(page)

@@ -8,7 +8,7 @@ from playwright.sync_api import Browser, Page
 from .bundling import ROOT
 from .play import address, button
 from .playing import START, go, opened, until
-from .support import Visit, pause
+from .support import Visit
 
 SCRIPT = (ROOT / "docs/static/live.js").read_text(encoding="utf-8")
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>a lesson</title>
@@ -16,7 +16,7 @@ PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>a le
 <p class="live-view" data-height="333"><a href="{href}">Open a trained model: one head</a></p>
 <script>{script}</script></body></html>"""
 SAVES = "Object.defineProperty(navigator, 'connection', {value: {saveData: true}});"
-HEARD = "window.heights = []; addEventListener('message', ({ data }) => heights.push(data.height));"
+HEARD = "window.heights = []; addEventListener('message', (it) => heights.push(it.data?.height));"
 SET = "theme => { document.body.dataset.theme = theme; }"  # as the site's theme switch does
 
 
@@ -38,7 +38,7 @@ def height(page: Page) -> str:
 
 
 def test_a_frame_takes_the_height_that_its_page_reports(visit: Visit) -> None:
-    page = visit(lesson())
+    page = visit(lesson(before=HEARD))
     assert height(page) == "333px"
     for high in (420, 260):
         page.frames[1].evaluate("height => parent.postMessage({ height }, '*')", high)
@@ -47,7 +47,7 @@ def test_a_frame_takes_the_height_that_its_page_reports(visit: Visit) -> None:
         )
     page.frames[1].evaluate("['high', null, { height: -1 }].map((x) => parent.postMessage(x, '*'))")
     page.evaluate("postMessage({ height: 999 }, '*')")  # not sent by a frame
-    pause(page, 100)
+    page.wait_for_function("heights.includes(-1) && heights.includes(999)")
     assert height(page) == "260px"
 
 
@@ -56,7 +56,6 @@ def test_the_link_stays_where_data_is_saved_or_scripts_are_off(
     visit: Visit, before: str, scripts: bool
 ) -> None:
     page = visit(lesson(before=before), scripts=scripts)
-    page.wait_for_timeout(200)
     assert page.get_by_role("link", name="Open a trained model: one head").is_visible()
     assert page.locator("iframe").count() == 0
 

@@ -8,10 +8,11 @@ import pytest
 from playwright.sync_api import Page
 
 import qkv
+from processes import until
 from qkv.models import random_model
 from qkv.see.page.html import picture
 
-from .support import WORDS, Visit, keys, made, page_of, part_of, pause, sentence, tight, token
+from .support import WORDS, Visit, keys, made, page_of, part_of, sentence, tight, token
 
 HOSTILE = [
     "</script><img src=x onerror=alert(1)>",
@@ -157,11 +158,9 @@ def test_the_theme_follows_the_system(visit: Visit) -> None:
 def test_a_window_that_becomes_narrow(visit: Visit) -> None:
     page = visit(page_of(made(WORDS)))
     page.set_viewport_size({"width": 390, "height": 800})
-    pause(page, 100)
     assert tight(page)
-    box = page.locator(".map").bounding_box()
+    box = until(page.locator(".map").bounding_box, "the map fits", lambda box: box["width"] <= 390)
     assert box is not None
-    assert box["width"] <= 390
 
 
 def test_two_views_on_a_page_do_not_disturb_each_other(visit: Visit) -> None:

@@ -9,8 +9,9 @@ from playwright.sync_api import Locator, Page
 from qkv.models import Model
 
 from .edited import Edit, run
+from .play import STILL
 from .playing import POSITION, TEXT, held, laid_out, opened, until
-from .support import Visit, after_each, pause, press, read, readout, tight
+from .support import Visit, after_each, press, read, readout, tight
 from .test_walk_shift import numbers_in
 
 HEAD = 2
@@ -36,7 +37,7 @@ def names(page: Page) -> list[str]:
 
 def choose(page: Page, name: str) -> None:
     part(page).locator("[role=tab]").nth(names(page).index(name)).click()
-    pause(page, 50)  # the node's matrix is drawn in a task of its own
+    part(page).evaluate(STILL)  # the node's matrix is drawn in a task of its own
 
 
 def normed(x: np.ndarray, model: Model, name: str) -> np.ndarray:

@@ -23,7 +23,7 @@ from .bundling import script_of
 from .edited import Edit
 from .engine import by_the_library, shares
 from .outcome import is_percent, similarities
-from .play import address, after, opened_at, ready
+from .play import STILL, address, after, opened_at, ready
 from .playing import (
     HEAD,
     POSITION,
@@ -39,7 +39,7 @@ from .playing import (
     unfold,
     until,
 )
-from .support import Visit, pause, tight
+from .support import Visit, tight
 from .test_page import problems
 from .test_play_page import OVERLAPS
 
@@ -182,7 +182,7 @@ def test_the_map_gives_a_row_for_each_head_and_all_weights(
     page = opened(quick, html, edits=EDITS, colouring="effect")
     figures = page.locator(".cell .figure")
     until(lambda: sum(map(bool, figures.all_text_contents())) == 23)
-    pause(page, 500)
+    page.locator("[data-region=map]").evaluate(STILL)
     table = rows(saved(page, "map", "CSV: heads"))
     names = [f"{row['layer']}.{row['head']}" for row in table]
     assert names == [f"{layer}.{head}" for layer in range(4) for head in range(6)]
@@ -258,14 +258,15 @@ def test_a_picture_has_every_word_that_is_shown(quick: Visit, html: str, name: s
     page = opened(quick, html, edits=EDITS)
     if name in TABS:
         open_tab(page, TABS[name])
-    pause(page, 500)
+    region = page.locator(f"[data-region={name}]")
+    region.evaluate(STILL)
     for width in (1270, 1280):  # a new window width makes the page redraw every part
         page.set_viewport_size({"width": width, "height": 900})
-        pause(page, 200)
+        region.evaluate(STILL)
     plain, shown = page.screenshot(), page.evaluate(REST)
     hidden = ".save, .control, .paint, .power, .weight-bar, .motion-play, .motion-moments"
     hidden += ", .walk-way, details"
-    on_page = page.locator(f"[data-region={name}]").evaluate(
+    on_page = region.evaluate(
         """(node, hidden) => { const texts = [];
           const walk = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);
           while (walk.nextNode()) {
@@ -312,7 +313,7 @@ def test_a_picture_has_every_word_that_is_shown(quick: Visit, html: str, name: s
         beyond.remove(word)
     assert not beyond or canvas.count()  # the page draws a heat map's names on its canvas
     menu(page, name).evaluate("node => { node.open = false; }")
-    pause(page, 300)
+    region.evaluate(STILL)
     assert page.evaluate(REST) == shown
     page.mouse.move(0, 0)
     page.evaluate("scrollTo(0, 0)")

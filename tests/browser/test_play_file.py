@@ -1,6 +1,5 @@
 """Tests of the page as a file that `qkv play` writes: from disk, offline, in a frame, shared."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 from playwright.sync_api import Browser, Frame, Page
 
+import processes
 import qkv
 from qkv.cli import main
 
@@ -46,10 +46,7 @@ def offline(chromium: Browser, address: str) -> Iterator[tuple[Page, list[str], 
 
 def until(page: Page | Frame, holds: str) -> None:
     """Wait until `holds` is true; the page's policy forbids Playwright's own way to wait."""
-    end = time.monotonic() + 60
-    while not page.evaluate(holds):
-        assert time.monotonic() < end, holds
-        time.sleep(0.05)
+    processes.until(lambda: page.evaluate(holds), holds)
 
 
 def painted(page: Page | Frame) -> int:
@@ -79,9 +76,7 @@ def test_the_page_is_one_file_that_computes_offline_without_requests(
         page.get_by_role("button", name="Your own sentence").click()
         page.get_by_label("Your sentence").fill("The sun rises in the _.")
         (guesses,) = qkv.load("books").predict("The sun rises in the [MASK].", 1)
-        end = time.monotonic() + 60
-        while guesses[0][0] not in said(page):
-            assert time.monotonic() < end, said(page)
+        processes.until(lambda: said(page), "the guess", lambda text: guesses[0][0] in text)
         assert [url for url in requested if not url.startswith(("blob:", "data:"))] == [
             written.as_uri()
         ]
@@ -171,8 +166,17 @@ def test_a_notebook_may_embed_the_page(visit: Visit) -> None:
     page = visit(f"<title>a notebook</title>{qkv.play(embed=True)._repr_html_()}")
     _, frame = page.frames
     until(frame, READY)
+    frame.evaluate(
+        """() => {
+          const { replaceState } = history;
+          history.replaceState = function (...given) {
+            globalThis.wrote = true;
+            return replaceState.apply(this, given);
+          };
+        }"""
+    )
     hide(frame)
-    page.wait_for_timeout(600)  # the address is written when the reader pauses
+    until(frame, "() => globalThis.wrote")  # the address is written when the reader pauses
     assert qkv.play().opening.after[0][0] in said(frame)
     assert "#" not in page.url
     frame.get_by_role("button", name="Open the lab").click()

@@ -13,7 +13,7 @@ from .edited import Edit
 from .engine import by_the_library
 from .play import address, after, opened_at, ready
 from .playing import HEAD, POSITION, STATE, TEXT, go, held, like, opened, picture, until
-from .support import Visit, pause, read, tight, token
+from .support import Visit, read, tight, token
 from .test_page import problems
 
 LAYER, NUMBER = HEAD
@@ -40,6 +40,14 @@ def motion(page: Page) -> Locator:
 
 def slider(page: Page) -> Locator:
     return motion(page).get_by_role("slider")
+
+
+def in_frames(page: Page, count: int = 30) -> set[int]:
+    """Return the values that the slider has in the next frames."""
+    page.evaluate("globalThis.moments = []")
+    slider(page).evaluate(WATCH)
+    until(lambda: page.evaluate("moments.length"), "frames", lambda found: found >= count)
+    return set(page.evaluate("moments"))
 
 
 def to(page: Page, at: int) -> None:
@@ -153,20 +161,16 @@ def test_choosing_a_query_plays_it_once(page: Page, trace: Trace) -> None:
     assert names(page)[0] == trace.tokens[3]
     weights = np.asarray(trace["pattern", LAYER][0, NUMBER, 3])
     np.testing.assert_allclose([read(x) for x in figures(page)[1:-1]], weights, atol=0.0051)
-    page.evaluate("moments.length = 0")
-    pause(page, 600)
-    assert set(page.evaluate("moments")) == {END}
+    assert in_frames(page) == {END}
 
 
 def test_it_does_not_play_at_load_nor_after_a_change(page: Page) -> None:
     motion(page).scroll_into_view_if_needed()
-    slider(page).evaluate(WATCH)
-    pause(page, 300)
+    assert in_frames(page) == {END}
     go(page, edits=[{"op": "hide", "token": 4}])
     go(page, head=0)
     go(page, layer=1, query=2)
-    pause(page, 300)
-    assert set(page.evaluate("moments")) == {END}
+    assert set(page.evaluate("moments")) == in_frames(page) == {END}
 
 
 def test_the_animation_can_be_stopped_and_moved_by_keyboard(page: Page) -> None:
@@ -175,8 +179,8 @@ def test_the_animation_can_be_stopped_and_moved_by_keyboard(page: Page) -> None:
     until(lambda: 3 < int(slider(page).input_value()) < END)
     play.click()
     at = int(slider(page).input_value())
-    pause(page, 200)
-    assert int(slider(page).input_value()) == at < END
+    assert in_frames(page) == {at}
+    assert at < END
     slider(page).focus()
     page.keyboard.press("Home")
     assert slider(page).get_attribute("aria-valuetext").startswith("keys: The query the gap has 32")
@@ -208,8 +212,7 @@ def test_the_animation_waits_until_it_is_in_view(quick: Visit, html: str) -> Non
     page = ready(quick(opened_at(html, address(**STATE)), width=1280, height=420))
     page.evaluate("scrollTo(0, 0)")
     go(page, query=3)
-    pause(page, 2000)
-    assert slider(page).input_value() == "0"
+    assert in_frames(page) == {0}
     motion(page).locator("h4").evaluate("node => node.scrollIntoView()")
     until(lambda: slider(page).input_value() == str(END))
 

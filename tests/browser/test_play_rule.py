@@ -13,8 +13,8 @@ from qkv.see.views.view import link_in_words
 from see.views.test_opening import FIRST, SECOND
 
 from .play import address, after, button, in_lab, opened_at, part, ready
-from .playing import held, until
-from .support import Visit, pause
+from .playing import held, later, until
+from .support import Visit
 
 GAPS = [
     "The sun rises in the [MASK].",
@@ -93,7 +93,7 @@ def test_a_chosen_head_stays_until_the_rule_chooses_again(
     assert said(page)[0] == "Head 2.3"
     after(page, lambda: button(page, "Let the rule choose").click())
     assert said(page) == by_python(SECOND[7], model)
-    pause(page, 1100)  # undo joins letters typed within a second of each other
+    later(page)  # undo joins letters typed within a second of each other
     typed(page, GAPS[1])
     assert said(page) == by_python(GAPS[1], model)
     after(page, lambda: button(page, "Undo").click())

@@ -14,7 +14,7 @@ from .edited import Edit, Result
 from .engine import agree, by_the_library, numbers, unpacked
 from .outcome import expected, is_percent
 from .play import address, after, button, changed, in_lab, opened_at, part, ready, shown
-from .playing import laid_out, until
+from .playing import laid_out, later, until
 from .support import Visit, press, read
 from .test_families import small
 from .test_page import problems
@@ -285,7 +285,7 @@ def test_steering_is_undone_step_by_step(page: Page) -> None:
     after(page, button(page, "Steer").click)
     first = changed(page)
     strength(page, 4, 5)  # 5 directly after 4: both are one change
-    page.wait_for_timeout(1100)
+    later(page)
     strength(page, 7)
     listed = part(page, "changes").locator(".changed")
     assert "(strength 7.00)" in listed.inner_text()

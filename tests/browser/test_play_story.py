@@ -12,7 +12,7 @@ from qkv.models import Model
 
 from .engine import shares
 from .outcome import is_percent
-from .play import address, after, button, changed, opened_at, ready
+from .play import STILL, address, after, button, changed, opened_at, ready
 from .support import Visit, drawn, hold_clock
 from .test_page import problems
 
@@ -170,7 +170,7 @@ def test_the_type_grows_with_the_screen(visit: Visit, html: str) -> None:
             at(page, step)
         size = "(it) => parseFloat(getComputedStyle(it).fontSize)"
         tall = "(it) => it.getBoundingClientRect().height"  # of a row of the picture
-        page.wait_for_timeout(200)
+        page.locator(".story").evaluate(STILL)
         sizes.append(
             [
                 page.locator(".story .telling").evaluate(size),
@@ -351,7 +351,7 @@ def test_axe_finds_nothing(visit: Visit, html: str, width: int) -> None:
     page = still(visit(opened_at(html, '#view="story"'), width=width, height=800))
     for step in range(STEPS):
         at(page, step)
-        page.wait_for_timeout(100)
+        page.locator(".story").evaluate(STILL)
         assert problems(page) == []
 
 
@@ -374,7 +374,7 @@ def test_a_late_answer_changes_no_other_screen(visit: Visit, html: str) -> None:
     hide = address(view="lab", text=TEXT, edits=[{"op": "hide", "token": 4}])
     after(page, lambda: page.evaluate("hash => { location.hash = hash; }", hide))
     expect(page.locator(".outcome-headline")).to_contain_text("glass")
-    page.wait_for_timeout(300)
+    page.locator(".outcome-headline").evaluate(STILL)
     expect(page.locator(".outcome-headline")).to_contain_text("glass")
     page.keyboard.press("PageDown")  # the story is not open
     assert page.locator(".story").count() == 0

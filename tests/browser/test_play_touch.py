@@ -23,6 +23,7 @@ from .playing import (
     go,
     heat_map,
     held,
+    later,
     masks,
     open_head,
     open_tab,
@@ -31,7 +32,7 @@ from .playing import (
     table,
     until,
 )
-from .support import Visit, after_each, idle, keys, pause, press, read, readout, token, with_first
+from .support import Visit, after_each, idle, keys, press, read, readout, token, with_first
 from .test_play_page import check_layout
 from .test_play_server import Open, open_served
 
@@ -159,7 +160,7 @@ def test_lowering_a_weight_of_1_shares_it_equally_among_visible_keys(
     press(page, "End")
     until(lambda: given(page))
     assert given(page)[0]["weights"] == [float(key == CROWN) for key in range(10)]
-    pause(page, 1100)  # the next presses are a separate change
+    later(page)  # the next presses are a separate change
     after_each(page, ["ArrowLeft"] * 2, "[data-part=head]")  # at once, so that they are one change
     until(lambda: given(page)[0]["weights"][CROWN] == 0.98)
     expected = np.full(10, 0.02 / 8)

@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Page
 
 import qkv
+from processes import until
 from qkv.see import View, replay
 from qkv.see.views._replay import ReplayView
 from see.training import made_run, run_folder
@@ -17,7 +18,6 @@ from .bundling import bundles
 from .support import (
     Visit,
     hold_clock,
-    pause,
     press,
     read,
     readout,
@@ -290,12 +290,9 @@ def test_a_window_that_becomes_narrow_and_a_theme_that_changes(visit: Visit, htm
     page.set_viewport_size({"width": 390, "height": 800})
     page.emulate_media(color_scheme="dark")
     page.locator(".view[data-theme=dark]").wait_for()
-    pause(page, 100)
     assert tight(page)
     for chart in page.locator(".replay-chart svg").all():
-        box = chart.bounding_box()
-        assert box
-        assert box["x"] + box["width"] <= 390
+        until(chart.bounding_box, "the chart fits", lambda box: box["x"] + box["width"] <= 390)
 
 
 def test_only_some_snapshots_on_the_page(visit: Visit) -> None:
