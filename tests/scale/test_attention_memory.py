@@ -58,6 +58,7 @@ def test_a_worker_that_is_killed_changes_nothing(client: Any, tmp_path: Any) -> 
     given = numbers((2, 960, 16), 0)
     x = da.from_array(given, chunks=(1, 120, 16)).map_blocks(slow, dtype=np.float32, meta=given[:0])
     out = client.compute(scale.attention(x, x, x, is_causal=True))
+    until(lambda: [*begun.iterdir()], "the first block")
     seen = until(lambda: sorted(begun.iterdir()), "five blocks", lambda some: len(some) >= 5)
     killed = int(seen[-1].name.partition("-")[2])
     os.kill(killed, signal.SIGKILL)

@@ -69,12 +69,17 @@ def listed(folder: Path) -> set[str]:
 
 
 def until(folder: Path, count: int, known: int = 0) -> None:
-    """Wait until at least `count` parts exist, and the manifest lists at least `known` parts."""
-    processes.until(
-        lambda: (parts(folder), len(listed(folder)) if known else 0),
-        f"{count} parts, of which {known} are listed",
-        lambda found: found[0] >= count and found[1] >= known,
-    )
+    """Wait for the manifest, and then for each part until at least `count` parts exist.
+
+    The manifest lists at least `known` parts then. Each of these waits takes at most a minute.
+    """
+    processes.until((folder / "_manifest.json").exists, "the run begins")
+    for number in range(1, count + 1):
+        processes.until(
+            lambda: (parts(folder), len(listed(folder))),
+            f"{number} parts, and {known} of {count} are listed",
+            lambda found, least=number: found[0] >= least and found[1] >= known + least - count,
+        )
 
 
 def test_workers_that_are_killed(source: Path, client: Any, tmp_path: Path) -> None:
