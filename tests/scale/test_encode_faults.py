@@ -160,8 +160,10 @@ def test_encoding_resumes_after_a_signal_ends_the_client(
     with subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True) as program:
         children: list[psutil.Process] = []
         try:
+            running = psutil.Process(program.pid)
+            processes.until(running.children, "two workers start", lambda found: len(found) >= 2)
             until(out, 3, known=3)
-            children = psutil.Process(program.pid).children(recursive=True)
+            children = running.children(recursive=True)
             with pytest.raises(RuntimeError, match="another run writes to"):
                 encode("books", source, out)
             program.send_signal(getattr(signal, name))
