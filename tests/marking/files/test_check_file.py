@@ -13,8 +13,6 @@ import pytest
 from processes import ends, ends_with_its_parent, until
 from qkv_marking import CheckResult, _isolated, check_file, write_junit
 
-from ..forked import Forks
-
 SOFTMAX = """
 import numpy as np
 def softmax(x):
@@ -25,33 +23,6 @@ ATTENTION = """
 def attention(q, k, v):
     return softmax(q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])) @ v
 """
-
-
-@pytest.fixture
-def file(tmp_path):
-    def write(source, name="mine.py"):
-        path = tmp_path / name
-        path.write_bytes(source if isinstance(source, bytes) else source.encode())
-        return path
-
-    return write
-
-
-@pytest.fixture(scope="module")
-def forks():
-    if not hasattr(os, "fork"):
-        yield None
-        return
-    forks = Forks(subprocess.Popen)
-    yield forks
-    forks.end()
-
-
-@pytest.fixture
-def quick(forks, monkeypatch):
-    """Fork processes instead of starting Python; forks are twenty times faster."""
-    if forks is not None:
-        monkeypatch.setattr(_isolated.subprocess, "Popen", forks.start)
 
 
 def only(path, task=None, **limits):

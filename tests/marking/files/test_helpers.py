@@ -1,12 +1,10 @@
 """Tests that the mistake of a function costs no points in the functions that call it."""
 
-# ruff: noqa: F401, F811 (fixtures of another file)
-
 import pytest
 
 from qkv_marking import check_file
 
-from .test_check_file import ATTENTION, SOFTMAX, file, forks, quick
+from .test_check_file import ATTENTION, SOFTMAX
 
 WRONG = SOFTMAX.replace("np.exp(x - x.max(axis=-1, keepdims=True))", "np.exp(-x)")
 OWN = ATTENTION.replace("np.sqrt(q.shape[-1])", "1")

@@ -1,7 +1,5 @@
 """Tests that each student's file gets its own verdict, whatever the code in the file does."""
 
-# ruff: noqa: F401, F811 (fixtures of another file)
-
 import os
 import sys
 
@@ -12,7 +10,7 @@ from qkv.cli import main
 from qkv_marking import _isolated, check_file
 from qkv_marking._errors import in_words, words_of
 
-from .test_check_file import SOFTMAX, file, forks, only, quick
+from .test_check_file import SOFTMAX, only
 
 pytestmark = pytest.mark.attack
 

@@ -1,7 +1,5 @@
 """Tests of the tasks that a teacher chooses, and of their points."""
 
-# ruff: noqa: F401, F811 (fixtures of another file)
-
 import csv
 import json
 
@@ -12,8 +10,7 @@ from qkv.cli import main
 from qkv_marking import CheckResult, ClassTable, plan_tasks, write_gradescope
 from qkv_marking.files._plan import find_lesson
 
-from .test_check_file import ATTENTION, SOFTMAX, forks, quick
-from .test_notebook_files import book
+from .test_check_file import ATTENTION, SOFTMAX
 
 IDS = "def to_ids(sentence, vocabulary):\n"
 IDS += "    return [vocabulary.get(word, vocabulary['[UNK]']) for word in sentence.split()]\n"
