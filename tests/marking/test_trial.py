@@ -18,7 +18,6 @@ right ones had all points, 9 of 10 cheats had no points or were named, and 6 of 
 order.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,11 @@ import pytest
 
 from qkv_marking.files._mark_file import check_file
 
-FOLDER = Path(__file__).parent / "trial"
-ANSWERS = [
-    {**json.loads(head), "task": file.stem, "code": code}
-    for file in sorted(FOLDER.glob("*.txt"))
-    for answer in file.read_text("utf-8").split("#= ")[1:]
-    for head, _, code in [answer.partition("\n")]
-]
+from .answers import answers
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+ANSWERS = [answer for answer in answers() if answer["kind"] != "base"]
 PAIRS = sorted({answer["pair"] for answer in ANSWERS if "pair" in answer})
 SOME = 25
 
