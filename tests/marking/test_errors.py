@@ -9,7 +9,7 @@ from qkv_marking import check
 from qkv_marking._errors import alike, clash, line_of
 from qkv_marking.files.verdicts import of_error
 
-from .written import TASK_OF, planted
+from .written import marked
 
 
 def raised(call):
@@ -214,7 +214,7 @@ MOST_LIKELY = [
 
 @pytest.mark.parametrize(("task", "style", "old", "new", "key", "told"), MOST_LIKELY)
 def test_an_error_is_named_by_its_most_likely_mistake(task, style, old, new, key, told):
-    result = check(planted(task, style, (old, new)), task=TASK_OF.get(task, task))
+    result = marked(f"{task}/{style}", f"{old} => {new}".rstrip(" "))
     assert result.mistakes == (key,), str(result)
     assert re.search(told, result.message.splitlines()[0]), result.message
     assert all(result.hint)

@@ -1,10 +1,10 @@
-"""Tests of small slips, planted in right solutions of every task in several styles."""
+"""Tests of small slips, planted in right solutions of every task in several styles.
 
-import re
+Each line of `slips.txt` has what the marker finds, the changed solutions, and the changes.
+"""
 
 import pytest
 
-from qkv_marking import check
 from qkv_marking.tasks import _block, _kv_cache
 from qkv_marking.tasks._mask import KNOWN as CAUSAL
 from qkv_marking.tasks._positions import MISTAKES as POSITIONS
@@ -12,411 +12,17 @@ from qkv_marking.tasks._softmax import CORE as SOFTMAX
 from qkv_marking.tasks.attention.mistakes import HEADS, core
 from qkv_marking.tasks.decoder import _decoder_task as decoders
 
-from .written import TASK_OF, WRITTEN, planted
+from .written import marked, plantings
 
 pytestmark = pytest.mark.attack
 
 
-def marked(written, *changes):
-    task, style = written.split("/")
-    way = "x,w_q,w_k,w_v" if task == "projected" else "qkv"
-    return check(planted(task, style, *changes), way, task=TASK_OF.get(task, task))
-
-
-# the mistake that the marker names, the changed solutions, and pairs of old and new text
-PLANTED = [
-    ("whole-weights", "softmax/arrays", ("e / e.sum", "e // e.sum")),
-    ("whole-weights", "softmax/loops attention/tables", ("- top) / total", "- top) // total")),
-    ("whole-weights", "softmax/lists", ("p / sum(powers)", "p // sum(powers)")),
-    ("floor-division",
-     "attention/matmul heads/reshape heads/loop self-attention-class/reshape "
-     "block/arrays kv-cache/arrays decoder/arrays",
-     ("scores = scores / np.sqrt(d)", "scores = scores // np.sqrt(d)")),
-    ("floor-division", "mask/arrays",
-     ("scores = scores / np.sqrt(query.shape[-1])", "scores = scores // np.sqrt(query.shape[-1])")),
-    ("floor-division", "attention/einsum", ("* size ** (-1 / 2)", "// size ** (1 / 2)")),
-    ("floor-division", "attention/tables mask/loops", ("/ math.sqrt(d)", "// math.sqrt(d)")),
-    ("floor-division", "attention/lists", ("k[j] / math.sqrt", "k[j] // math.sqrt")),
-    ("floor-division", "projected/matmul", ("/ np.sqrt(q", "// np.sqrt(q")),
-    ("floor-division", "projected/einsum", ("/ wq.shape", "// wq.shape")),
-    ("floor-division", "heads/einsum", ("/ queries.shape", "// queries.shape")),
-    ("floor-division", "self-attention-class/loop", ("/ self.d **", "// self.d **")),
-    ("floor-division", "block/loops decoder/loops", ("/ math.sqrt(size)", "// math.sqrt(size)")),
-    ("floor-division", "kv-cache/lists", ("/ math.sqrt(len(q))", "// math.sqrt(len(q))")),
-    ("whole-weights",
-     "attention/matmul attention/einsum projected/matmul projected/einsum heads/reshape "
-     "heads/loop heads/einsum self-attention-class/reshape self-attention-class/loop "
-     "block/arrays kv-cache/arrays decoder/arrays",
-     ("return e / e.sum", "return e // e.sum")),
-    ("whole-weights", "attention/lists block/loops kv-cache/lists decoder/loops",
-     ("e[j] / sum(e)", "e[j] // sum(e)")),
-    ("whole-weights", "mask/arrays", ("e / np.where", "e // np.where")),
-    ("whole-weights", "mask/loops", ("e / sum(e)", "e // sum(e)")),
-    ("floor-division", "attention/lists",
-     ("e[j] / sum(e) * v[j]", "e[j] * v[j]"),
-     ("out.append(row)", "out.append(row // sum(e))")),
-    ("floor-division", "positions/arrays decoder/arrays",
-     ("[:, None] / power", "[:, None] // power")),
-    ("floor-division", "positions/loops", ("position / 10000", "position // 10000")),
-    ("floor-division", "positions/logarithm",
-     ("position * speed)", "position // (1 / speed))"),
-     ("position * speed[: d_model // 2])", "position // (1 / speed[: d_model // 2]))")),
-    ("floor-division", "block/arrays", ("(x - mean) / np", "(x - mean) // np")),
-    ("floor-division", "block/loops", ("row / math", "row // math")),
-    ("floor-division", "decoder/loops", ("for n in row) / len", "for n in row) // len")),
-    ("whole-weights", "softmax/loops", ("np.zeros(x.shape)", "np.zeros(x.shape, dtype=int)")),
-    ("softmax-hard", "softmax/arrays", ("e = np.exp(x - top)", "e = np.exp(x - top).astype(int)")),
-    ("integer-table", "softmax/arrays", ("e = np.exp(x - top)", "e = np.exp(x).astype(int)")),
-    ("integer-table", "softmax/lists",
-     ("append(math.exp(s - max(scores)))", "append(int(math.exp(s)))")),
-    ("integer-table", "attention/tables",
-     ("scores = np.zeros((len(q), len(k)))", "scores = np.zeros((len(q), len(k)), dtype=int)")),
-    ("integer-table", "attention/tables",
-     ("                scores[i, j] += q[i, n] * k[j, n]\n            scores[i, j] = "
-      "scores[i, j] / math.sqrt(d)",
-      "                pass\n            scores[i, j] = q[i] @ k[j] / math.sqrt(d)"),
-     ("scores = np.zeros((len(q), len(k)))", "scores = np.zeros((len(q), len(k)), dtype=int)")),
-    ("whole-weights", "attention/tables",
-     ("weights = np.zeros((len(q), len(k)))", "weights = np.zeros((len(q), len(k)), dtype=int)")),
-    ("integer-table", "attention/tables",
-     ("out = np.zeros((len(q), dv))", "out = np.zeros((len(q), dv), dtype=int)")),
-    ("integer-table", "attention/lists", ("np.zeros(len(v[0]))", "np.zeros(len(v[0]), dtype=int)")),
-    ("integer-table", "attention/matmul",
-     ("return weights @ value", "return (weights @ value).astype(int)")),
-    ("integer-table", "mask/loops",
-     ("np.zeros((len(q), v.shape[-1]))", "np.zeros((len(q), v.shape[-1]), dtype=int)")),
-    ("integer-table", "mask/loops", ("np.zeros(len(k))", "np.zeros(len(k), dtype=int)")),
-    ("integer-table", "heads/loop", ("np.zeros(v.shape)", "np.zeros(v.shape, dtype=int)")),
-    ("integer-table", "positions/arrays",
-     ("np.zeros((length, dim))", "np.zeros((length, dim), dtype=int)")),
-    ("integer-table", "positions/loops", ("np.zeros((n, d))", "np.full((n, d), 0)")),
-    ("integer-table", "positions/logarithm",
-     ("np.zeros((max_len, d_model))", "np.zeros((max_len, d_model), int)")),
-    ("integer-table", "block/loops", ("np.zeros(x.shape)", "np.zeros(x.shape, dtype=int)")),
-    ("integer-table", "kv-cache/lists",
-     ("np.zeros(wv.shape[1])", "np.zeros(wv.shape[1], dtype=int)")),
-    ("integer-table", "kv-cache/arrays",
-     ("return weights @ v,", "return (weights @ v).astype(int),")),
-    ("integer-table", "decoder/loops", ("np.zeros(q.shape)", "np.zeros(q.shape, dtype=int)")),
-    ("integer-table", "decoder/loops", ("new = np.zeros(d)", "new = np.zeros(d, dtype=int)")),
-    ("key-forgotten", "attention/tables",
-     ("            for n in range(d)", "            for n in range(d)"),
-     ("        for j in range(len(k)):\n            for n",
-      "        for j in range(len(k) - 1):\n            for n")),
-    ("key-forgotten", "attention/tables",
-     ("        for j in range(len(k)):\n            weights",
-      "        for j in range(len(k) - 1):\n            weights")),
-    ("key-forgotten", "attention/tables",
-     ("        for j in range(len(k)):\n            for c",
-      "        for j in range(len(k) - 1):\n            for c")),
-    ("key-forgotten", "attention/lists",
-     ("for j in range(len(k))", "for j in range(len(k) - 1)"),
-     ("e[j] / sum(e) * v[j]", "e[j] / sum(e) * v[j + 0]")),
-    ("key-forgotten", "attention/lists", ("for j in range(len(e))", "for j in range(len(k) - 1)")),
-    ("key-forgotten", "mask/loops",
-     ("        for j in range(len(k)):\n            out",
-      "        for j in range(len(k) - 1):\n            out")),
-    ("key-forgotten", "mask/loops",
-     ("        for j in range(len(k)):\n            scores",
-      "        for j in range(len(k) - 1):\n            scores")),
-    ("key-forgotten", "block/loops",
-     ("for j in range(len(x))]", "for j in range(len(x))]"),
-     ("for j in range(len(x)):", "for j in range(len(x) - 1):")),
-    ("key-forgotten", "kv-cache/lists",
-     ("for j in range(len(values))", "for j in range(len(values) - 1)")),
-    ("key-forgotten", "attention/tables",
-     ("            for n in range(d)", "            for n in range(d)"),
-     ("        for j in range(len(k)):\n            for n",
-      "        for j in range(1, len(k)):\n            for n")),
-    ("key-forgotten", "attention/tables",
-     ("        for j in range(len(k)):\n            weights",
-      "        for j in range(1, len(k)):\n            weights")),
-    ("key-forgotten", "attention/tables",
-     ("        for j in range(len(k)):\n            for c",
-      "        for j in range(1, len(k)):\n            for c")),
-    ("key-forgotten", "attention/lists",
-     ("for j in range(len(k))", "for j in range(1, len(k))"),
-     ("e[j] / sum(e) * v[j]", "e[j] / sum(e) * v[j + 1]")),
-    ("key-forgotten", "attention/lists", ("for j in range(len(e))", "for j in range(1, len(k))")),
-    ("key-forgotten", "mask/loops",
-     ("        for j in range(len(k)):\n            out",
-      "        for j in range(1, len(k)):\n            out")),
-    ("key-forgotten", "mask/loops",
-     ("        for j in range(len(k)):\n            scores",
-      "        for j in range(1, len(k)):\n            scores")),
-    ("key-forgotten", "block/loops",
-     ("for j in range(len(x))]", "for j in range(len(x))]"),
-     ("for j in range(len(x)):", "for j in range(1, len(x)):")),
-    ("key-forgotten", "kv-cache/lists",
-     ("for j in range(len(values))", "for j in range(1, len(values))")),
-    ("dimension-forgotten", "attention/tables", ("for n in range(d)", "for n in range(d - 1)")),
-    ("dimension-forgotten", "attention/tables", ("for n in range(d)", "for n in range(1, d)")),
-    ("column-forgotten", "attention/tables", ("for c in range(dv)", "for c in range(dv - 1)")),
-    ("column-forgotten", "attention/tables", ("for c in range(dv)", "for c in range(1, dv)")),
-    ("query-forgotten", "attention/tables",
-     ("    out = np.zeros((len(q), dv))\n    for i in range(len(q))",
-      "    out = np.zeros((len(q), dv))\n    for i in range(len(q) - 1)")),
-    ("query-forgotten", "attention/lists mask/loops",
-     ("for i in range(len(q))", "for i in range(len(q) - 1)")),
-    ("query-forgotten", "block/loops", ("for i in range(len(x))", "for i in range(len(x) - 1)")),
-    ("query-forgotten", "attention/tables",
-     ("    out = np.zeros((len(q), dv))\n    for i in range(len(q))",
-      "    out = np.zeros((len(q), dv))\n    for i in range(1, len(q))")),
-    ("query-forgotten", "attention/lists mask/loops",
-     ("for i in range(len(q))", "for i in range(1, len(q))")),
-    ("query-forgotten", "block/loops", ("for i in range(len(x))", "for i in range(1, len(x))")),
-    ("row-forgotten", "softmax/loops", ("for i in range(len(x))", "for i in range(len(x) - 1)")),
-    ("score-forgotten", "softmax/loops",
-     ("for j in range(len(x[i])):\n            total",
-      "for j in range(len(x[i]) - 1):\n            total")),
-    ("score-forgotten", "softmax/loops",
-     ("for j in range(len(x[i])):\n            weights",
-      "for j in range(len(x[i]) - 1):\n            weights")),
-    ("row-forgotten", "softmax/loops", ("for i in range(len(x))", "for i in range(1, len(x))")),
-    ("score-forgotten", "softmax/loops",
-     ("for j in range(len(x[i])):\n            total",
-      "for j in range(1, len(x[i])):\n            total")),
-    ("score-forgotten", "softmax/loops",
-     ("for j in range(len(x[i])):\n            weights",
-      "for j in range(1, len(x[i])):\n            weights")),
-    ("score-forgotten", "softmax/loops",
-     ("        for j in range(len(x[i])):\n            total",
-      "        for j in range(len(x[i]) - 1):\n            total"),
-     ("        for j in range(len(x[i])):\n            weights",
-      "        for j in range(len(x[i]) - 1):\n            weights")),
-    ("row-forgotten", "causal/loops", ("for i in range(n)", "for i in range(n - 1)")),
-    ("row-forgotten", "causal/loops", ("for i in range(n)", "for i in range(1, n)")),
-    ("key-forgotten", "causal/loops", ("for j in range(i + 1)", "for j in range(1, i + 1)")),
-    ("head-forgotten", "heads/loop",
-     ("for h in range(num_heads)", "for h in range(num_heads - 1)")),
-    ("head-forgotten", "heads/loop", ("for h in range(num_heads)", "for h in range(1, num_heads)")),
-    ("row-forgotten", "positions/loops",
-     ("for position in range(n)", "for position in range(n - 1)")),
-    ("row-forgotten", "positions/loops",
-     ("for position in range(n)", "for position in range(1, n)")),
-    ("column-forgotten", "positions/loops", ("for c in range(d)", "for c in range(d - 1)")),
-    ("column-forgotten", "positions/loops", ("for c in range(d)", "for c in range(1, d)")),
-    ("query-forgotten", "kv-cache/arrays",
-     ("return weights @ v,",
-      "out = np.zeros((len(x), v.shape[1])); out[:-1] = (weights @ v)[:-1]; return out,")),
-    ("key-forgotten", "decoder/loops",
-     ("                for j in range(t + 1):", "                for j in range(1, t + 1):")),
-    ("query-forgotten", "decoder/loops", ("for t in range(len(x))", "for t in range(len(x) - 1)")),
-    ("head-forgotten", "decoder/loops", ("for h in range(n)", "for h in range(n - 1)")),
-    ("pair-forgotten", "decoder/loops", ("for i in range(d // 2)", "for i in range(d // 2 - 1)")),
-    ("decoder-layers", "decoder/loops",
-     ("for layer in range(config[\"num_hidden_layers\"])",
-      "for layer in range(config[\"num_hidden_layers\"] - 1)")),
-    ("decoder-layers", "decoder/loops",
-     ("for layer in range(config[\"num_hidden_layers\"])",
-      "for layer in range(1, config[\"num_hidden_layers\"])")),
-    ("product-elementwise", "attention/matmul", ("query @ key.swapaxes(-1, -2)", "query * key")),
-    ("product-elementwise", "attention/matmul",
-     ("query @ key.swapaxes(-1, -2)", "query * key.swapaxes(-1, -2)")),
-    ("product-elementwise", "attention/matmul mask/arrays", ("weights @ value", "weights * value")),
-    ("product-elementwise", "attention/matmul",
-     ("query @ key.swapaxes(-1, -2)", "query * key"),
-     ("weights @ value", "weights * value")),
-    ("product-elementwise", "attention/matmul",
-     ("query @ key.swapaxes(-1, -2)", "(query * key).sum(axis=-1)")),
-    ("product-elementwise", "attention/einsum",
-     ("\"...ij,...jv->...iv\"", "\"...ij,...ij->...ij\"")),
-    ("product-elementwise",
-     "projected/matmul heads/reshape self-attention-class/reshape block/arrays "
-     "decoder/arrays",
-     ("q @ np.swapaxes(k, -1, -2)", "q * k")),
-    ("product-elementwise", "projected/matmul", ("x @ w_q", "x * w_q")),
-    ("product-elementwise", "projected/matmul",
-     ("x @ w_q, x @ w_k, x @ w_v", "x * w_q, x * w_k, x * w_v")),
-    ("product-elementwise", "mask/arrays", ("query @ np.swapaxes(key, -1, -2)", "query * key")),
-    ("product-elementwise", "heads/reshape", ("out @ w_o", "out * w_o")),
-    ("product-elementwise", "heads/loop", ("a @ np.swapaxes(b, -1, -2)", "a * b")),
-    ("product-elementwise", "heads/reshape self-attention-class/loop decoder/arrays",
-     ("soft(scores) @ v", "soft(scores) * v")),
-    ("product-elementwise", "self-attention-class/reshape", ("out @ self.w_o", "out * self.w_o")),
-    ("product-elementwise", "block/arrays", ("out @ p[\"w_o\"]", "out * p[\"w_o\"]")),
-    ("product-elementwise", "block/arrays", ("n @ p[\"w_in\"]", "n * p[\"w_in\"]")),
-    ("product-elementwise", "kv-cache/arrays", ("q @ k.T", "q * k")),
-    ("product-elementwise", "kv-cache/arrays", ("weights @ v,", "weights * v,")),
-    ("positions-degrees", "positions/arrays",
-     ("np.sin(angle)", "np.sin(np.deg2rad(angle))"),
-     ("np.cos(angle[:, : dim // 2])", "np.cos(np.deg2rad(angle[:, : dim // 2]))")),
-    ("positions-degrees", "positions/loops",
-     ("math.cos(angle) if c % 2 else math.sin(angle)",
-      "math.cos(math.degrees(angle)) if c % 2 else math.sin(math.degrees(angle))")),
-    ("positions-degrees", "positions/logarithm",
-     ("position = np.arange(max_len)[:, np.newaxis]",
-      "position = np.radians(np.arange(max_len)[:, np.newaxis])")),
-    ("rotary-degrees", "decoder/arrays",
-     ("cos, sin = np.cos(angle), np.sin(angle)",
-      "angle = np.deg2rad(angle); cos, sin = np.cos(angle), np.sin(angle)")),
-    ("rotary-degrees", "decoder/loops",
-     ("angle = position *", "angle = math.degrees(1) * position *")),
-    ("scale-power",
-     "attention/matmul heads/reshape heads/loop self-attention-class/reshape "
-     "block/arrays kv-cache/arrays decoder/arrays",
-     ("/ np.sqrt(d)", "/ (d ** 1/2)")),
-    ("scale-power",
-     "attention/matmul heads/reshape heads/loop self-attention-class/reshape "
-     "block/arrays kv-cache/arrays decoder/arrays",
-     ("/ np.sqrt(d)", "/ d ** 1/2")),
-    ("scale-power",
-     "attention/matmul self-attention-class/reshape block/arrays kv-cache/arrays "
-     "decoder/arrays",
-     ("/ np.sqrt(d)", "* d ** -1/2")),
-    ("scale-power", "attention/einsum", ("size ** (-1 / 2)", "size ** -1 / 2")),
-    ("scale-power", "attention/tables", ("/ math.sqrt(d)", "/ (d ** 1 / 2)")),
-    ("scale-power", "attention/lists", ("/ math.sqrt(len(q[i]))", "/ len(q[i]) ** 1 / 2")),
-    ("scale-power", "projected/einsum", ("wq.shape[1] ** 0.5", "(wq.shape[1] ** 1/2)")),
-    ("scale-power", "mask/loops", ("math.sqrt(d)", "d ** 1/2")),
-    ("scale-power", "self-attention-class/loop", ("self.d ** 0.5", "self.d ** 1/2")),
-    ("scale-power", "block/loops decoder/loops", ("math.sqrt(size)", "(size ** 1/2)")),
-    ("scale-power", "kv-cache/lists", ("math.sqrt(len(q))", "(len(q) ** 1/2)")),
-    ("positions-power", "positions/arrays", ("10000 ** (i / dim)", "10000 ** i / dim")),
-    ("positions-power", "positions/arrays",
-     ("np.arange(length)[:, None] / power", "np.arange(length)[:, None] / 10000 ** i / dim")),
-    ("positions-power", "positions/loops", ("10000 ** (2 * pair / d)", "10000 ** (2 * pair) / d")),
-    ("positions-power", "positions/loops",
-     ("position / 10000 ** (2 * pair / d)", "np.float64(position) / (10000 ** 2 * pair / d)"),
-     ("math.cos(angle)", "np.cos(angle)"),
-     ("math.sin(angle)", "np.sin(angle)")),
-    ("rotary-power", "decoder/arrays", ("theta ** (i / d)", "theta ** i / d")),
-    ("rotary-power", "decoder/loops", ("theta ** (-2 * i / d)", "theta ** (-2 * i) / d")),
-    ("rotary-power", "decoder/loops", ("theta ** (-2 * i / d)", "theta ** -2 * i / d")),
-    ("norm-power", "block/arrays", ("np.sqrt(var + 1e-5)", "((var + 1e-5) ** 1/2)")),
-    ("norm-brackets", "block/arrays", ("(x - mean) / np.sqrt", "x - mean / np.sqrt")),
-    ("norm-power", "block/loops",
-     ("math.sqrt(mean_square + 1e-5)", "((mean_square + 1e-5) ** 1/2)")),
-    ("norm-power", "decoder/arrays", ("np.sqrt(square + eps)", "((square + eps) ** 1/2)")),
-    ("gate-brackets", "decoder/arrays", ("x / (1 + np.exp(-x))", "x / 1 + np.exp(-x)")),
-    ("query-key-swapped", "attention/matmul", ("query @ key.swap", "key @ query.swap")),
-    ("query-key-swapped", "attention/tables", ("q[i, n] * k[j, n]", "q[j, n] * k[i, n]")),
-    ("query-key-swapped", "attention/einsum",
-     ("\"...id,...jd->...ij\", a, b", "\"...id,...jd->...ij\", b, a")),
-    ("arguments-order", "attention/matmul", ("(query, key, value)", "(query, value, key)")),
-    ("arguments-order", "attention/lists", ("(q, k, v)", "(k, v, q)")),
-    ("product-order", "attention/matmul mask/arrays", ("weights @ value", "value @ weights")),
-    ("query-key-swapped", "projected/matmul", ("(x, w_q, w_k, w_v)", "(x, w_k, w_q, w_v)")),
-    ("projections-swapped", "projected/einsum", ("(words, wq, wk, wv)", "(words, wq, wv, wk)")),
-    ("product-order", "projected/matmul heads/reshape kv-cache/arrays",
-     ("x @ w_q, x @ w_k, x @ w_v", "w_q @ x, w_k @ x, w_v @ x")),
-    ("product-order", "projected/matmul",
-     ("-1])) @ v", "-1]))"),
-     ("return soft", "return v @ soft")),
-    ("query-key-swapped", "mask/arrays", ("query @ np.swapaxes(key,", "key @ np.swapaxes(query,")),
-    ("arguments-order", "mask/loops", ("(q, k, v, mask)", "(q, v, k, mask)")),
-    ("query-key-swapped", "heads/reshape",
-     ("x @ w_q, x @ w_k, x @ w_v", "x @ w_k, x @ w_q, x @ w_v")),
-    ("projections-swapped", "heads/loop", ("(x, w_q, w_k, w_v,", "(x, w_q, w_v, w_k,")),
-    ("query-key-swapped", "heads/einsum",
-     ("\"...ihd,...jhd->...hij\", queries, keys", "\"...ihd,...jhd->...hij\", keys, queries")),
-    ("output-from-the-left", "heads/reshape", ("out @ w_o", "w_o @ out")),
-    ("query-key-swapped", "self-attention-class/reshape decoder/arrays",
-     ("q @ np.swapaxes(k,", "k @ np.swapaxes(q,")),
-    ("projections-swapped", "self-attention-class/loop", ("q, k, v = x @", "q, v, k = x @")),
-    ("product-order", "self-attention-class/reshape", ("out @ self.w_o", "self.w_o @ out")),
-    ("query-key-swapped", "block/arrays", ("q, k, v = n @", "k, q, v = n @")),
-    ("query-key-swapped", "block/loops", ("q[i] @ k[j]", "k[i] @ q[j]")),
-    ("product-order", "block/arrays", ("out @ p[\"w_o\"]", "p[\"w_o\"] @ out")),
-    ("query-key-swapped", "kv-cache/arrays", ("q, k, v = x @", "k, q, v = x @")),
-    ("cache-exchanged", "kv-cache/arrays",
-     ("return weights @ v, (k, v)", "return weights @ v, (v, k)")),
-    ("positions-arguments", "positions/loops", ("def positions(n, d)", "def positions(d, n)")),
-    ("projections-swapped", "decoder/loops", ("for r in \"qkv\"", "for r in \"qvk\"")),
-    ("key-not-transposed", "attention/matmul", ("key.swapaxes(-1, -2)", "key")),
-    ("key-not-transposed", "attention/einsum",
-     ("\"...id,...jd->...ij\"", "\"...id,...dj->...ij\"")),
-    ("key-not-transposed", "projected/matmul", ("np.swapaxes(k, -1, -2)", "k")),
-    ("key-not-transposed", "mask/arrays", ("np.swapaxes(key, -1, -2)", "key")),
-    ("key-not-transposed", "heads/reshape self-attention-class/reshape block/arrays decoder/arrays",
-     ("q @ np.swapaxes(k, -1, -2)", "q @ k")),
-    ("key-not-transposed", "heads/loop", ("np.swapaxes(b, -1, -2)", "b")),
-    ("key-not-transposed", "kv-cache/arrays", ("k.T", "k")),
-    ("heads-reshape", "heads/reshape",
-     ("q, k, v = np.swapaxes(q, -3, -2), np.swapaxes(k, -3, -2), np.swapaxes(v, -3, -2)", "pass")),
-    ("heads-reshape", "heads/reshape",
-     ("q, k, v = np.swapaxes(q, -3, -2), np.swapaxes(k, -3, -2), np.swapaxes(v, -3, -2)", "pass"),
-     ("    out = np.swapaxes(out, -3, -2)\n", "")),
-    ("heads-join", "heads/reshape", ("    out = np.swapaxes(out, -3, -2)\n", "")),
-    ("heads-swap-forgotten", "heads/reshape",
-     ("np.swapaxes(q, -3, -2), np.swapaxes(k, -3, -2), np.swapaxes(v, -3, -2)",
-      "q, np.swapaxes(k, -3, -2), np.swapaxes(v, -3, -2)")),
-    ("heads-swap-forgotten", "heads/reshape",
-     ("np.swapaxes(q, -3, -2), np.swapaxes(k, -3, -2), np.swapaxes(v, -3, -2)",
-      "np.swapaxes(q, -3, -2), np.swapaxes(k, -3, -2), v")),
-    ("heads-beside-words", "self-attention-class/reshape",
-     ("np.swapaxes(a.reshape(*a.shape[:-1], self.num_heads, -1), -3, -2)",
-      "a.reshape(*a.shape[:-1], self.num_heads, -1)")),
-    ("heads-join", "self-attention-class/reshape",
-     ("np.swapaxes(out, -3, -2).reshape", "out.reshape")),
-    ("heads-beside-words", "block/arrays",
-     ("np.swapaxes(a.reshape(T, num_heads, d), 0, 1)", "a.reshape(T, num_heads, d)")),
-    ("heads-reshape", "block/arrays",
-     ("np.swapaxes(a.reshape(T, num_heads, d), 0, 1)", "a.reshape(num_heads, T, d)")),
-    ("heads-join", "block/arrays decoder/arrays",
-     ("np.swapaxes(soft(scores) @ v, 0, 1).reshape", "(soft(scores) @ v).reshape")),
-    ("heads-swap-forgotten", "decoder/arrays",
-     ("np.swapaxes((h @ w[\"self_attn.q_proj\"].T).reshape(T, heads, -1), 0, 1)",
-      "(h @ w[\"self_attn.q_proj\"].T).reshape(T, heads, -1)")),
-    ("heads-swap-forgotten", "decoder/arrays",
-     ("np.swapaxes((h @ w[\"self_attn.k_proj\"].T).reshape(T, groups, -1), 0, 1)",
-      "(h @ w[\"self_attn.k_proj\"].T).reshape(T, groups, -1)")),
-    ("heads-swap-forgotten", "decoder/arrays",
-     ("np.swapaxes((h @ w[\"self_attn.v_proj\"].T).reshape(T, groups, -1), 0, 1)",
-      "(h @ w[\"self_attn.v_proj\"].T).reshape(T, groups, -1)")),
-    ("heads-reshape", "decoder/arrays",
-     ("np.swapaxes((h @ w[\"self_attn.q_proj\"].T).reshape(T, heads, -1), 0, 1)",
-      "(h @ w[\"self_attn.q_proj\"].T).reshape(T, heads, -1)"),
-     ("np.swapaxes((h @ w[\"self_attn.k_proj\"].T).reshape(T, groups, -1), 0, 1)",
-      "(h @ w[\"self_attn.k_proj\"].T).reshape(T, groups, -1)"),
-     ("np.swapaxes((h @ w[\"self_attn.v_proj\"].T).reshape(T, groups, -1), 0, 1)",
-      "(h @ w[\"self_attn.v_proj\"].T).reshape(T, groups, -1)")),
-    ("decoder-transposed", "decoder/arrays",
-     ("w[\"self_attn.q_proj\"].T", "w[\"self_attn.q_proj\"]")),
-    ("decoder-transposed", "decoder/arrays", ("table).T", "table)")),
-    ("sum-overwritten", "softmax/loops", ("total += math", "total = math")),
-    ("sum-overwritten", "attention/tables", ("scores[i, j] += q", "scores[i, j] = q")),
-    ("sum-overwritten", "attention/tables", ("out[i, c] += w", "out[i, c] = w")),
-    ("sum-overwritten", "attention/lists", ("row += e", "row = e")),
-    ("sum-overwritten", "mask/loops", ("out[i] += w", "out[i] = w")),
-    ("sum-overwritten", "block/loops", ("found[i] += e", "found[i] = e")),
-    ("sum-not-reset", "softmax/loops",
-     ("        total = 0.0\n", ""),
-     ("    weights = np", "    total = 0.0\n    weights = np")),
-    ("return-in-loop", "softmax/loops", ("    return weights\n", "        return weights\n")),
-    ("return-in-loop", "attention/tables", ("    return out\n", "        return out\n")),
-    ("return-in-loop", "attention/lists",
-     ("    return np.array(out)", "        return np.array(out)")),
-    ("return-in-loop", "positions/loops", ("return table", "return table[:1]")),
-    ("scale-whole", "attention/matmul self-attention-class/reshape",
-     ("np.sqrt(d)", "int(np.sqrt(d))")),
-    ("scale-whole", "kv-cache/lists", ("math.sqrt(len(q))", "math.isqrt(len(q))")),
-    ("scale-whole", "block/arrays", ("np.sqrt(d)", "(d // 2)")),
-    ("softmax-hard", "attention/matmul",
-     ("weights = soft(scores)", "weights = np.eye(scores.shape[-1])[scores.argmax(axis=-1)]")),
-    ("softmax-hard", "attention/lists",
-     ("[math.exp(s - max(scores)) for", "[int(math.exp(s - max(scores))) for")),
-]  # fmt: skip
-
-
-def each():
-    for key, written, *changes in PLANTED:
-        for one in written.split():
-            yield pytest.param(key, one, changes, id=f"{key}-{one}-{changes[0][1].strip()[:30]}")
-
-
-@pytest.mark.parametrize(("key", "written", "changes"), [*each()])
+@pytest.mark.parametrize(("key", "written", "changes"), plantings("slips.txt"))
 def test_a_slip_is_told_by_its_name(key, written, changes):
-    result = marked(written, *changes)
+    result = marked(written, changes)
     assert (result.mistakes, result.fragile) == ((key,), ()), str(result)
     assert all(result.hint)
     assert result.hint[2] not in result.text(2)
-
-
-@pytest.mark.parametrize("written", [f"{task}/{s}" for task in WRITTEN for s in WRITTEN[task]])
-def test_solutions_without_slips_are_right(written):
-    result = marked(written)
-    assert (result.points, result.fragile, result.conventions) == (10, (), ()), str(result)
 
 
 def test_every_slip_is_planted():
@@ -427,48 +33,20 @@ def test_every_slip_is_planted():
         for one in table
         if one.alone
     }  # fmt: skip
-    assert known <= {key for key, *_ in PLANTED}
+    assert known <= {case.values[0] for case in plantings("slips.txt")}
 
 
 @pytest.mark.parametrize(
-    ("written", "old", "new", "told"),
+    "changes",
     [
-        ("attention/matmul", "/ np.sqrt(d)", "// np.sqrt(d)", "the scores are divided with //"),
-        ("softmax/arrays", "e / e", "e // e", "rounded down to whole numbers: the code uses //"),
-        ("attention/tables", "(len(q), dv))", "(len(q), dv), dtype=int)", "output is stored in"),
-        ("attention/lists", "range(len(k))", "range(len(k) - 1)", "the last key is left out"),
-        ("attention/lists", "range(len(q))", "range(1, len(q))", "the first query is left out"),
-        (
-            "attention/matmul",
-            "query @ key.swapaxes(-1, -2)",
-            "query * key",
-            "multiplied elementwise",
-        ),
-        ("attention/matmul", "np.sqrt(d)", "(d ** 1/2)", r"d \*\* 1/2 means \(d \*\* 1\) / 2"),
-        (
-            "attention/matmul",
-            "weights @ value",
-            "value @ weights",
-            "factors of the output are in the wrong order",
-        ),
-        ("positions/loops", "angle = ", "angle = math.pi / 180 * ", "treated as degrees"),
-        ("positions/loops", "(2 * pair / d)", "(2 * pair) / d", "has no brackets"),
-        ("heads/loop", "range(num_heads)", "range(num_heads - 1)", "the last head is left out"),
+        "attention/tables | return out => return np.zeros((len(q), dv)) * weights[0, 0]",
+        "softmax/arrays | return e / => return e * 0 /",
     ],
 )
-def test_slips_are_described_in_plain_words(written, old, new, told):
-    said = marked(written, (old, new)).message.splitlines()[0]
-    assert re.search(told, said), said
-
-
-def test_zero_outputs_are_constant_and_no_slip():
-    nothing = "out = np.zeros((len(q), dv)) * weights[0, 0]; return out\n    out = "
-    result = marked("attention/tables", ("out = ", nothing))
-    assert result.mistakes == ("constant",), str(result)
-    result = marked("softmax/arrays", ("return e /", "return e * 0 /"))
-    assert result.mistakes == ("constant",), str(result)
+def test_zero_outputs_are_constant_and_no_slip(changes):
+    assert marked(*changes.split(" | ")).mistakes == ("constant",)
 
 
 def test_accidentally_right_lengths_are_not_reported_by_length():
-    result = marked("attention/matmul", ("soft(scores)", "soft(np.maximum(scores, 0))"))
+    result = marked("attention/matmul", "soft(scores) => soft(np.maximum(scores, 0))")
     assert result.mistakes == ("unknown",), str(result)

@@ -1,8 +1,14 @@
 """Right solutions of each task as source text, in which tests plant mistakes."""
 
 import math
+from pathlib import Path
 
 import numpy as np
+import pytest
+
+from qkv_marking import check
+
+from .answers import answers, changed
 
 SOFTMAX = """
 def soft(s):
@@ -460,8 +466,11 @@ def decoder(ids, weights, config):
     },
 }
 
+BASES = {answer["file"]: answer["code"] for answer in answers() if answer["kind"] == "base"}
+
 # names in WRITTEN that differ from the name of their task
 TASK_OF = {"projected": "attention", "causal": "mask"}
+STYLES = [f"{task}/{style}" for task, styles in WRITTEN.items() for style in styles]
 
 
 def run(source):
@@ -471,11 +480,33 @@ def run(source):
     return [*found.values()][-1]
 
 
-def planted(task, style, *changes):
-    """Return a right solution after replacements; each old text must occur exactly once."""
-    source = WRITTEN[task][style]
+def planted(written, changes=""):
+    """Return a right solution after the changes "old => new ;; ...".
+
+    The solution is one of `WRITTEN`, such as "softmax/arrays", or a base of the folder `trial`.
+    """
+    task, _, style = written.partition("/")
+    source = WRITTEN[task][style] if style else BASES[task]
     source = SOFTMAX + source if "soft(" in source else source
-    for old, new in changes:
-        assert source.count(old) == 1, (old, source.count(old))
-        source = source.replace(old, new)
-    return run(source)
+    return run(changed(source, changes.replace(" ;; ", "\n\n")) if changes else source)
+
+
+def marked(written, changes="", **options):
+    """Mark a right solution after changes."""
+    task = written.partition("/")[0]
+    way = "x,w_q,w_k,w_v" if task == "projected" else "qkv"
+    return check(planted(written, changes), way, task=TASK_OF.get(task, task), **options)
+
+
+def plantings(file):
+    """Return the mistakes, the solution and its changes of each line of a file, as cases of a test.
+
+    A line has the keys that the marker finds, the solutions that are changed, and the changes.
+    """
+    cases = []
+    for line in (Path(__file__).parent / file).read_text("utf-8").splitlines():
+        keys, written, changes = line.split(" | ")
+        for one in written.split():
+            new = changes.partition("=>")[2].strip()[:30]
+            cases.append(pytest.param(keys, one, changes, id=f"{keys}-{one}-{new}"))
+    return cases

@@ -56,34 +56,6 @@ def made(**parts):
 # -- right answers --------------------------------------------------------------------------------
 
 
-class HeadsInAList:
-    """A layer with one object per head, which holds weights (D, d); it takes only single texts."""
-
-    class Head:
-        def __init__(self, rng, width, size):
-            self.query, self.key, self.value = rng.normal(size=(3, width, size)) / width**0.5
-
-        def forward(self, x):
-            out = []
-            for row in x:
-                scores = [
-                    (row @ self.query) @ (other @ self.key) / np.sqrt(len(self.key[0]))
-                    for other in x
-                ]
-                out.append(softmax(np.array(scores)) @ (x @ self.value))
-            return np.array(out)
-
-    def __init__(self, embed_dim, num_heads):
-        if embed_dim % num_heads:
-            raise ValueError("no")
-        rng = np.random.default_rng()
-        self.heads = [self.Head(rng, embed_dim, embed_dim // num_heads) for _ in range(num_heads)]
-        self.out_proj = rng.normal(size=(embed_dim, embed_dim))
-
-    def __call__(self, x):
-        return np.concatenate([head.forward(x) for head in self.heads], axis=-1) @ self.out_proj
-
-
 class OneArrayForEach:
     """A layer with weights (H, D, d) and (H, d, D) that also returns attention weights."""
 
@@ -153,7 +125,6 @@ class WithQueriesKept(SelfAttention):
     "right",
     [
         SelfAttention,
-        HeadsInAList,
         OneArrayForEach,
         Fused,
         BatchesOnly,
@@ -172,11 +143,6 @@ def test_a_right_class_gets_all_points(right):
 def test_a_class_of_this_library_is_right_but_nobodys_own():
     result = check(OfThisLibrary, task=TASK)
     assert (result.mistakes, result.points) == (("answered-by-library",), 0)
-
-
-def test_message_says_which_inputs_are_not_accepted():
-    assert "It takes one text at a time" in check(HeadsInAList, task=TASK).message
-    assert "It takes only batches (B, T, D)" in check(BatchesOnly, task=TASK).message
 
 
 def attended(layer, x, visible):
@@ -329,34 +295,16 @@ def drawn_as(draw):
     return made(draw=all_four)
 
 
-UNSCALED = "class-weights-unscaled"
-
-
 @pytest.mark.parametrize(
-    ("draw", "told"),
+    "draw",
     [
-        (lambda rng, shape, width: rng.normal(size=shape), UNSCALED),
-        (lambda rng, shape, width: rng.random(shape) / width**0.5, "class-weights-mean"),
-        (lambda rng, shape, width: rng.random(shape), "class-weights-mean"),
-        (lambda rng, shape, width: rng.uniform(-1, 1, shape), UNSCALED),
-        (lambda rng, shape, width: rng.normal(size=shape) / width**0.5, None),
-        (lambda rng, shape, width: rng.normal(size=shape) * 0.02, UNSCALED),
-        (lambda rng, shape, width: rng.normal(size=shape) / width, UNSCALED),
-        (
-            lambda rng, shape, width: rng.normal(size=shape) / (width / min(8, width // 2)) ** 0.5,
-            UNSCALED,
-        ),
-        (lambda rng, shape, width: rng.uniform(-1, 1, shape) * width**-0.5, None),
-        (lambda rng, shape, width: rng.uniform(-1, 1, shape) * (3 / width) ** 0.5, None),
-        (lambda rng, shape, width: rng.normal(size=shape) * (2 / width) ** 0.5, None),
-        (lambda rng, shape, width: rng.normal(size=shape) / (width / 2) ** 0.5, None),
+        lambda rng, shape, width: rng.uniform(-1, 1, shape) * width**-0.5,
+        lambda rng, shape, width: rng.uniform(-1, 1, shape) * (3 / width) ** 0.5,
+        lambda rng, shape, width: rng.normal(size=shape) * (2 / width) ** 0.5,
     ],
 )
-def test_initial_weights_must_keep_the_scale_of_the_input(draw, told):
-    result = check(drawn_as(draw), task=TASK)
-    assert result.mistakes == ((told,) if told else ()), str(result)
-    assert (result.fragile, result.points) == ((), 8 if told else 10)
-    assert ("/ embed_dim**0.5" in result.text(3)) is (told is not None)
+def test_other_initial_weights_may_keep_the_scale_of_the_input(draw):
+    assert check(drawn_as(draw), task=TASK).points == 10
 
 
 def test_unscaled_weights_are_reported_with_their_effect():
@@ -434,52 +382,6 @@ class SlicesOfTheirOwn(SelfAttention):
         return self.join(weights @ (x @ self.w_v)) @ self.w_o
 
 
-def same_heads(self, rng, width):
-    """Draw each head's weights from a new generator with the same seed."""
-
-    def drawn(seed):
-        heads = [
-            np.random.default_rng(seed).normal(size=(width, self.size))
-            for _ in range(self.num_heads)
-        ]
-        return np.concatenate(heads, axis=1)
-
-    self.w_q, self.w_k, self.w_v = (drawn(seed) for seed in range(3))
-    self.w_o = rng.normal(size=(width, width))
-
-
-def same_projections(self, rng, width):
-    self.w_q, self.w_k, self.w_v = (
-        np.random.default_rng(0).normal(size=(width, width)) for _ in "qkv"
-    )
-    self.w_o = rng.normal(size=(width, width))
-
-
-def zeros(self, rng, width):
-    self.w_q, self.w_k, self.w_v, self.w_o = np.zeros((4, width, width))
-
-
-def without_w_o(self, rng, width):
-    self.w_q, self.w_k, self.w_v = rng.normal(size=(3, width, width))
-
-
-def w_o_of_one_head(self, rng, width):
-    self.w_q, self.w_k, self.w_v = rng.normal(size=(3, width, width))
-    self.w_o = rng.normal(size=(self.size, width))
-
-
-class AnotherSeed(FromASeed):
-    """A layer that ignores its argument `seed`."""
-
-    def __init__(self, embed_dim, num_heads, seed=0):
-        super().__init__(embed_dim, num_heads, 3)
-
-
-class NoSeed(FromASeed):
-    def __init__(self, embed_dim, num_heads, seed=0):
-        super().__init__(embed_dim, num_heads, None)
-
-
 class ForwardAlone:
     """A layer with a method `forward` and no `__call__`."""
 
@@ -490,116 +392,21 @@ class ForwardAlone:
         return self.inner(x)
 
 
-def asserts(self, embed_dim, num_heads):
-    assert embed_dim % num_heads == 0
-
-
-def ends(self, embed_dim, num_heads):
-    if embed_dim % num_heads:
-        raise SystemExit
-
-
-class PerCall(SelfAttention):
-    def __call__(self, x):
-        self.draw(np.random.default_rng(), x.shape[-1])
-        return super().__call__(x)
-
-
-class ScoresBesideTheOutput(SelfAttention):
-    def __call__(self, x):
-        q, k, v = (self.split(x @ w) for w in (self.w_q, self.w_k, self.w_v))
-        scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(self.size)
-        return self.join(softmax(scores) @ v) @ self.w_o, scores
-
-
 @pytest.mark.parametrize(
     ("wrong", "key"),
     [
         (OneWeight, "class-one-weight"),
         (SlicesOfTheirOwn, "class-slices"),
-        (made(draw=same_heads), "class-heads-identical"),
-        (made(draw=same_projections), "class-projections-identical"),
-        (made(draw=zeros), "class-weights-constant"),
-        (PerCall, "class-weights-per-call"),
-        (AnotherSeed, "class-seed-ignored"),
-        (NoSeed, "class-seed-ignored"),
         (ForwardAlone, "class-not-called"),
-        (made(refuse=asserts), "class-refused-otherwise"),
-        (made(refuse=ends), "class-refused-otherwise"),
-        (
-            made(draw=without_w_o, output=lambda self, context, x: context),
-            "class-no-output-projection",
-        ),
-        (made(output=lambda self, context, x: context), "class-no-output-projection"),
-        (made(output=lambda self, context, x: context @ self.w_o + x), "class-residual-inside"),
-        (
-            made(join=lambda self, a: SelfAttention.join(self, a[..., ::-1, :, :])),
-            "class-heads-backwards",
-        ),
-        (
-            made(split=lambda self, a: a.reshape(*a.shape[:-2], self.num_heads, -1, self.size)),
-            "heads-reshape",
-        ),
-        (made(join=lambda self, a: a.reshape(*a.shape[:-3], a.shape[-2], -1)), "heads-join"),
-        (made(scale=lambda self, x: x.shape[-1] ** 0.5), "heads-scale"),
-        (made(scale=lambda self, x: 1), "no-scaling"),
-        (
-            made(
-                split=lambda self, a: a,
-                join=lambda self, a: a,
-                scale=lambda self, x: x.shape[-1] ** 0.5,
-            ),
-            "heads-ignored",
-        ),
-        (ScoresBesideTheOutput, "weights-wrong"),
-        (
-            made(
-                split=lambda self, a: np.moveaxis(
-                    a.reshape(*a.shape[:-1], self.num_heads, a.shape[-1]), -2, -3
-                )
-            ),
-            "heads-size",
-        ),
-        (made(join=lambda self, a: a[0] if self.num_heads == 1 else a), "heads-not-joined"),
-        (made(draw=w_o_of_one_head), "class-output-size"),
     ],
 )
-def test_a_mistake_is_told_by_its_name(wrong, key):
+def test_a_mistake_of_the_weights_is_told_by_its_name(wrong, key):
     result = check(wrong, task=TASK)
     assert (result.mistakes, result.points < 9) == ((key,), True), str(result)
-    assert len(result.hint) == 3
-    assert all(result.hint)
 
 
 def test_one_small_matrix_for_all_slices_is_two_mistakes():
     assert check(Slices, task=TASK).mistakes == ("class-slices", "class-one-weight")
-
-
-def test_a_size_that_does_not_divide_must_be_refused():
-    result = check(made(refuse=lambda self, embed_dim, num_heads: None), task=TASK)
-    assert (result.mistakes, result.points < 9) == (("class-not-divisible",), True)
-    assert result.example["layer"] == "SelfAttention(5, 2)"
-
-
-def test_heads_of_every_other_column_are_a_convention():
-    interleaved = made(
-        split=lambda self, a: np.moveaxis(
-            a.reshape(*a.shape[:-1], self.size, self.num_heads), -1, -3
-        ),
-        join=lambda self, a: np.moveaxis(a, -3, -1).reshape(*a.shape[:-3], a.shape[-2], -1),
-    )
-    result = check(interleaved, task=TASK)
-    assert (result.conventions, result.points) == (("class-heads-interleaved",), 10), str(result)
-
-
-def test_softmax_without_maximum_is_fragile():
-    class NoMaximum(SelfAttention):
-        def __call__(self, x):
-            q, k, v = (self.split(x @ w) for w in (self.w_q, self.w_k, self.w_v))
-            e = np.exp(q @ np.swapaxes(k, -1, -2) / np.sqrt(self.size))
-            return self.join(e / e.sum(axis=-1, keepdims=True) @ v) @ self.w_o
-
-    assert check(NoMaximum, task=TASK).fragile == ("softmax-no-max",)
 
 
 class Closed(SelfAttention):
@@ -637,11 +444,6 @@ def test_symmetries_reveal_mistakes_without_weights(treat, key):
     assert check(wrong, task=TASK).mistakes == (key,)
 
 
-def test_two_mistakes_are_told_apart():
-    wrong = made(scale=lambda self, x: 1, output=lambda self, context, x: context @ self.w_o + x)
-    assert {*check(wrong, task=TASK).mistakes} == {"no-scaling", "class-residual-inside"}
-
-
 def test_a_mistake_of_many_heads_is_shown_on_two():
     example = check(made(scale=lambda self, x: x.shape[-1] ** 0.5), task=TASK).example
     assert example["layer"] == "SelfAttention(4, 2)"
@@ -649,15 +451,6 @@ def test_a_mistake_of_many_heads_is_shown_on_two():
         *(example[name] for name in ("w_q", "w_k", "w_v", "w_o")), num_heads=2
     )
     assert np.allclose(layer(example["x"][None])[0], example["right"], rtol=1e-6)
-
-
-def test_an_error_in_the_constructor_is_reported():
-    def broken(self, rng, width):
-        raise NameError("name 'embed_dim' is not defined")
-
-    result = check(made(draw=broken), task=TASK)
-    assert (result.mistakes, result.points) == (("name-unknown",), 0)
-    assert "NameError: name 'embed_dim' is not defined" in result.message
 
 
 def test_a_class_with_nothing_to_call_is_told_so():
@@ -668,21 +461,6 @@ def test_a_class_with_nothing_to_call_is_told_so():
 
     result = check(Empty, task=TASK)
     assert (result.mistakes, result.points) == (("class-not-called",), 0)
-
-
-def test_an_output_in_a_tuple_has_the_wrong_type():
-    alone = made(__call__=lambda self, x: (SelfAttention.__call__(self, x),))
-    result = check(alone, task=TASK)
-    assert (result.mistakes, result.points) == (("wrong-type",), 0)
-
-
-def test_an_empty_class_returns_nothing():
-    class Empty:
-        def __init__(self, embed_dim, num_heads, seed=0): ...
-
-        def __call__(self, x): ...
-
-    assert check(Empty, task=TASK).mistakes == ("returns-nothing",)
 
 
 def test_a_class_of_other_parameters_is_a_type_error():
