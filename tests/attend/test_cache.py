@@ -1,10 +1,13 @@
 """Tests of KVCache: decoding in pieces gives the results of one causal call."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
 import qkv
 from qkv.attend.cache import keep_rows, shorten
+from rows import failing
 
 from . import loops
 from .support import FLOATS, qkv_arrays, tolerances
@@ -26,18 +29,19 @@ def decode(cache: qkv.KVCache, arrays: tuple, pieces: list[int], **options: obje
 PIECES = [[1] * 9, [9], [4, 1, 1, 3], [1, 0, 5, 3], [2, 7]]
 
 
-@pytest.mark.parametrize("pieces", PIECES, ids=str)
-@pytest.mark.parametrize(
-    "window", [None, (3, 0), (0, 0), (2, None), (None, 1), (20, 20), (None, None)]
-)
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_pieces_equal_one_causal_call(dtype: np.dtype, window: tuple, pieces: list[int]) -> None:
-    arrays = qkv_arrays((2,), 4, 2, L=9, S=9, dtype=dtype)
-    expected = loops.attention(*arrays, is_causal=True, window=window)
-    out = decode(qkv.KVCache(window=window), arrays, pieces)
-    assert out.dtype == dtype
-    error = np.abs(out.astype(float) - expected.out).max()
-    assert error <= tolerances(expected, dtype)[0]
+WINDOWS = [None, (3, 0), (0, 0), (2, None), (None, 1), (20, 20), (None, None)]
+
+
+def test_pieces_equal_one_causal_call() -> None:
+    for dtype, window in product(FLOATS, WINDOWS):
+        arrays = qkv_arrays((2,), 4, 2, L=9, S=9, dtype=dtype)
+        expected = loops.attention(*arrays, is_causal=True, window=window)
+        for pieces in PIECES:
+            with failing(dtype, window, pieces):
+                out = decode(qkv.KVCache(window=window), arrays, pieces)
+                assert out.dtype == dtype
+                error = np.abs(out.astype(float) - expected.out).max()
+                assert error <= tolerances(expected, dtype)[0]
 
 
 @pytest.mark.parametrize("lead", [(), (1,), (2, 3)])
@@ -264,9 +268,7 @@ def test_a_number_that_float16_cannot_hold_becomes_infinite_without_a_warning() 
 
 
 def test_an_unknown_dtype_is_an_error() -> None:
-    with pytest.raises(
-        TypeError, match="KVCache: dtype is int8: choose float16, bfloat16, float32"
-    ):
+    with pytest.raises(TypeError, match="KVCache: dtype is int8: choose float16, bfloat16"):
         qkv.KVCache(dtype=np.int8)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import qkv
+from rows import failing
 
 from .support import numbers
 
@@ -70,21 +71,22 @@ for option in PLAIN:
     )
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_errors_for_invalid_arguments_are_one_line_and_name_the_call(call: str) -> None:
-    said = []
-    for value in VALUES:
-        if call.endswith("top_k") and isinstance(value, int) and value == 2**31:
-            value -= 2**31 - 1  # 2**31 weights for each query would take 160 GB
-        try:
-            CALLS[call](value)
-        except (TypeError, ValueError) as error:
-            said.append(str(error))
-    assert said
-    for message in said:
-        assert message.startswith(call.split()[0])
-        assert "\n" not in message
-        assert len(message) < 250
+def test_errors_for_invalid_arguments_are_one_line_and_name_the_call() -> None:
+    for call, run in CALLS.items():
+        with failing(call):
+            said = []
+            for value in VALUES:
+                if call.endswith("top_k") and isinstance(value, int) and value == 2**31:
+                    value -= 2**31 - 1  # 2**31 weights for each query would take 160 GB
+                try:
+                    run(value)
+                except (TypeError, ValueError) as error:
+                    said.append(str(error))
+            assert said
+            for message in said:
+                assert message.startswith(call.split()[0])
+                assert "\n" not in message
+                assert len(message) < 250
 
 
 @pytest.mark.parametrize("option", ["scale", "softcap"])

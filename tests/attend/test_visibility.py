@@ -1,9 +1,12 @@
 """Tests of causal masks, windows and ALiBi, which depend on the positions of queries and keys."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
 import qkv
+from rows import failing
 
 from .support import agree, qkv_arrays
 
@@ -15,11 +18,13 @@ USERS = {
 OFFSETS = ["start", "end", 0, 3, 100, -2, -100, np.int32(2)]
 
 
-@pytest.mark.parametrize("user", USERS)
-@pytest.mark.parametrize("offset", OFFSETS)
-@pytest.mark.parametrize(("L", "S"), [(5, 7), (7, 5), (6, 6), (1, 8), (8, 1)])
-def test_offsets(L: int, S: int, offset: object, user: str) -> None:
-    agree(*qkv_arrays(L=L, S=S), q_offset=offset, **USERS[user])
+SIZES = [(5, 7), (7, 5), (6, 6), (1, 8), (8, 1)]
+
+
+def test_offsets() -> None:
+    for (L, S), offset, user in product(SIZES, OFFSETS, USERS):
+        with failing(L, S, offset, user):
+            agree(*qkv_arrays(L=L, S=S), q_offset=offset, **USERS[user])
 
 
 @pytest.mark.parametrize("user", USERS)

@@ -88,11 +88,7 @@ def test_learned_table_keeps_its_type_and_is_fixed() -> None:
 @pytest.mark.parametrize(
     ("length", "error", "match"),
     [
-        (
-            4,
-            ValueError,
-            "the text has 4 tokens, but the table has only 3 positions: truncate the text",
-        ),
+        (4, ValueError, "the text has 4 tokens, but the table has only.*3"),
         (-1, ValueError, "length is -1"),
         (1.0, TypeError, "length is 1.0"),
     ],

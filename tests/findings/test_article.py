@@ -76,10 +76,7 @@ def test_pictures_are_embedded_as_data_urls(tmp_path: Path) -> None:
         ("> ![a](a.json)", "a.json is inside other text"),
         ("# ![a](a.json)", "a.json is inside other text"),
         ("| ![a](a.json) |\n|---|\n| b |", "a.json is inside other text"),
-        (
-            "![a](https://example.org/a.png)",
-            "the picture https://example.org/a.png is not a local picture",
-        ),
+        ("![a](https://example.org/a.png)", "the picture https://example.org/a.png is not a local"),
         ("![a](notes.txt)", "the picture notes.txt is not a local picture file"),
         (b"\xff", "is not UTF-8: invalid start byte at byte 0"),
     ],
@@ -99,9 +96,7 @@ def test_files_that_are_not_there_or_too_large(
         parts_of(tmp_path, "![b](b.png)")
     monkeypatch.setattr("qkv.findings._finding_files._LARGEST_PICTURE", 3)
     (tmp_path / "b.png").write_bytes(PIXEL)
-    with pytest.raises(
-        ValueError, match=r"the picture b\.png has 8 bytes; use a picture of at most 3 bytes"
-    ):
+    with pytest.raises(ValueError, match=r"the picture b\.png has 8 bytes; use a picture of at.*3"):
         parts_of(tmp_path, "![b](b.png)")
 
 

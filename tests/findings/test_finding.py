@@ -151,14 +151,8 @@ def test_invalid_edits_are_refused(model: qkv.Model) -> None:
         ({"model": "bookz"}, "^finding: 'bookz' is not a known model"),
         ({"text": 3}, "^finding: text is int, not a string"),
         ({"text": " "}, "^finding: the text is empty"),
-        (
-            {"text": "She drank."},
-            "^finding: the text has no mask token, and books guesses words at",
-        ),
-        (
-            {"text": "a " * 80},
-            "^finding: the text has 82 tokens, but books reads at most 64 tokens: shorten",
-        ),
+        ({"text": "She drank."}, "^finding: the text has no mask token, and books guesses words"),
+        ({"text": "a " * 80}, "^finding: the text has 82 tokens, but books reads at most.*64"),
         ({"position": 9}, "^finding: position is 9, but the text has 9 tokens; pass 0 to 8$"),
         ({"position": -10}, "^finding: position is -1, but the text has 9 tokens"),
         ({"position": 1.5}, "^finding: position is 1.5; pass a whole number"),
@@ -239,9 +233,7 @@ def test_other_weights_do_not_verify_a_finding(model: qkv.Model, glass: qkv.Find
 def test_a_finding_of_an_unshipped_model_needs_the_model(small: Path, glass: qkv.Finding) -> None:
     made = qkv.finding(qkv.load(small), "the cat sat on the [MASK].", ablate=[(0, 1)])
     sent = replace(made, _model=None)
-    with pytest.raises(
-        ValueError, match=r"^verify: the finding belongs to 'small', which does not"
-    ):
+    with pytest.raises(ValueError, match=r"^verify: the finding belongs to 'small', which does"):
         sent.verify()
     assert sent.verify(small).holds
     assert sent.verify(str(small)).holds

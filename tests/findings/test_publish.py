@@ -104,9 +104,7 @@ def test_publishing_with_an_unshipped_model(small: Path, tmp_path: Path) -> None
     sent.to_html(tmp_path / "b.html", model=small)
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
     qkv.publish(tmp_path / "c.html", [sent, replace(found, claim="Once more.")])
-    with pytest.raises(
-        ValueError, match=r"^publish: the finding belongs to 'small', which does not come"
-    ):
+    with pytest.raises(ValueError, match=r"^publish: the finding belongs to.*'small'"):
         sent.to_html(tmp_path / "d.html")
 
 

@@ -435,11 +435,7 @@ def test_out_that_cannot_be_used() -> None:
     frozen.setflags(write=False)
     for out, error, message in [
         ([1], TypeError, "`out` is list"),
-        (
-            np.zeros((2, 5, 3), np.float32),
-            ValueError,
-            r"\(2, 5, 3\) float32.* \(2, 5, 4\) float32",
-        ),
+        (np.zeros((2, 5, 3), np.float32), ValueError, r"\(2, 5, 3\) float32.* \(2, 5, 4\) float32"),
         (np.zeros((2, 5, 4)), ValueError, "float64, but the result is"),
         (frozen, ValueError, "cannot be written to"),
         (x, ValueError, "shares memory"),
@@ -716,11 +712,7 @@ def ones(*shape: int) -> Array:
         (lambda: SelfAttention(8, 2, rotary={"bass": 1.0}), TypeError, "rotary is {'bass': 1.0}"),
         (lambda: SelfAttention(8, 2, rotary=True), TypeError, "rotary is True; pass Rotary"),
         (lambda: SelfAttention(6, 2, rotary={}), ValueError, "size 3, whose entries cannot"),
-        (
-            lambda: SelfAttention(8, 2, rotary={"dims": 6}),
-            ValueError,
-            "dims is 6 and x has rows of size 4",
-        ),
+        (lambda: SelfAttention(8, 2, rotary={"dims": 6}), ValueError, "dims is 6 and x has rows"),
         # weights that do not fit
         (
             lambda: self_attention(ones(3, 4), ones(4, 6), ones(4, 6), ones(4, 6), num_heads=4),
@@ -824,16 +816,8 @@ def ones(*shape: int) -> Array:
             r"k_proj.bias has shape \(3,\), but must have \(4,\): k_proj.weight has 4 columns",
         ),
         # inputs
-        (
-            lambda: SelfAttention(4)(ones(3, 5)),
-            ValueError,
-            r"x \(3, 5\) has vectors of size 5 and q_proj",
-        ),
-        (
-            lambda: SelfAttention(4)(ones(4)),
-            ValueError,
-            r"x has shape \(4,\): it must be \(\.\.\., T",
-        ),
+        (lambda: SelfAttention(4)(ones(3, 5)), ValueError, r"x \(3, 5\) has vectors of size 5 and"),
+        (lambda: SelfAttention(4)(ones(4)), ValueError, r"x has shape \(4,\): it must be"),
         (lambda: SelfAttention(4)("words"), TypeError, "x is <U5; pass floats or integers"),
         (lambda: SelfAttention(4)(ones(2, 4) > 0), TypeError, "x is bool"),
         (lambda: SelfAttention(4)(None), TypeError, "x .* cannot be read as an array"),

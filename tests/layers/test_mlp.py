@@ -131,20 +131,12 @@ def test_infinite_rows_draw_no_warning() -> None:
     ("make", "error", "message"),
     [
         (lambda: MLP(2, 0), ValueError, "hidden is 0"),
-        (
-            lambda: MLP(2, 3, activation="glu"),
-            ValueError,
-            "no activation 'glu': did you mean 'gelu",
-        ),
+        (lambda: MLP(2, 3, activation="glu"), ValueError, "no activation 'glu': did you mean"),
         (lambda: MLP(2, 3, activation="x"), ValueError, "choose from gelu, gelu_tanh, silu, relu"),
         (lambda: MLP(2, 3)(np.ones((4, 5))), ValueError, r"\(4, 5\).* \(\.\.\., 2\)"),
         (lambda: MLP(2, 3)(np.ones(2)), ValueError, r"x has shape \(2,\)"),
         (lambda: MLP(2, 3)(["a", "b"]), TypeError, "x is <U1"),
-        (
-            lambda: MLP.from_parameters({}),
-            ValueError,
-            "up_proj.weight is missing: the parameters are none",
-        ),
+        (lambda: MLP.from_parameters({}), ValueError, "up_proj.weight is missing: the parameters"),
         (
             lambda: MLP.from_parameters(
                 {"up_proj.weight": np.ones((2, 3)), "down_proj.weight": np.ones((2, 3))}

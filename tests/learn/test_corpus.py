@@ -297,9 +297,7 @@ def test_texts_without_two_words_are_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     files = Files([write(tmp_path / "good", "a\n"), write(tmp_path / "bad", b"one\ntw\xff\n")])
-    with pytest.raises(
-        ValueError, match=r"bad is not UTF-8: line 2 contains the byte 0xff, byte 7"
-    ):
+    with pytest.raises(ValueError, match="bad is not UTF-8: line 2 contains the byte 0xff, byte 7"):
         list(files.lines())
     files = Files([write(tmp_path / "bad", b"one\n\ntw\0o")])
     with pytest.raises(ValueError, match=r"bad is not text: byte 3 of line 3 is NUL"):

@@ -234,11 +234,7 @@ def test_images_are_no_texts(model, call, given):
 @pytest.mark.parametrize(
     ("ask", "error", "message"),
     [
-        (
-            lambda m: m.encode_image("a cat"),
-            TypeError,
-            r"clip\.vision reads images, and 'a cat' is no",
-        ),
+        (lambda m: m.encode_image("a cat"), TypeError, r"clip\.vision reads images, and.*'a cat'"),
         (lambda m: m.encode_image(["a cat"]), TypeError, r"reads images, and 'a cat' is no"),
         (lambda m: m.encode_image(pixels(1)[:, :, :7]), ValueError, r"\(2, 7, 8\), but the model"),
         (lambda m: m.encode_image(pixels(0)), ValueError, "no image is given"),

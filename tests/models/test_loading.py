@@ -39,9 +39,7 @@ def test_a_model_loads_without_a_head_if_its_tensors_are_missing(tmp_path):
     arrays = arrays_of(CONFIGS["llama"])
     del arrays["lm_head.weight"]
     save_file(arrays, folder / "model.safetensors")
-    with pytest.warns(
-        UserWarning, match=r"names a head, but the tensor lm_head\.weight is missing"
-    ):
+    with pytest.warns(UserWarning, match=r"names a head, but the tensor lm_head\.weight is"):
         model = qkv.load(folder)
     ids = [[5, 6, 7]]
     assert model(ids).logits is None
@@ -217,9 +215,7 @@ def test_an_encoder_whose_config_names_a_decoder_runs_alone(tmp_path, family):
     expected = qkv.load(folder)(ids, decoder_input_ids=[[0]]).encoder_last_hidden_state
     arrays = arrays_of(CONFIGS[family])
     save_file({n: x for n, x in arrays.items() if "decoder" not in n}, folder / "model.safetensors")
-    with pytest.warns(
-        UserWarning, match="names M?T5ForConditionalGeneration, but the files hold no"
-    ):
+    with pytest.warns(UserWarning, match="names M?T5ForConditionalGeneration, but the files hold"):
         model = qkv.load(folder)
     np.testing.assert_array_equal(model(ids).last_hidden_state, expected)
     model.save(tmp_path / "saved")

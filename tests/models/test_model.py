@@ -269,16 +269,8 @@ def test_leaving_out_a_head_leaves_out_its_result(model):
         ({"names": ["pattern", "blocks.2.attn.hook_q"]}, KeyError, "no layer 2: the model has 2"),
         ({"layers": [2]}, ValueError, "no layer 2: the model has 2"),
         ({"layers": [-3]}, ValueError, "no layer -3"),
-        (
-            {"names": [("patern", 0)]},
-            KeyError,
-            r"no \('patern', 0\); the nearest are blocks\.0\.attn\.hook_pattern",
-        ),
-        (
-            {"names": ("pattern", 2)},
-            KeyError,
-            "no layer 2: the model has 2 layers, numbered 0 to 1",
-        ),
+        ({"names": [("patern", 0)]}, KeyError, r"no \('patern', 0\); the nearest are blocks\.0"),
+        ({"names": ("pattern", 2)}, KeyError, "no layer 2: the model has 2 layers, numbered 0 to"),
         ({"names": [("pattern", -3)]}, KeyError, "no layer -3: the model has 2"),
         ({"names": [()]}, KeyError, r"no \(\)"),
         ({"names": [3]}, TypeError, r"trace: `names` contains 3; pass names, such as \"pattern\""),
@@ -414,12 +406,7 @@ def test_no_text_at_all(model):
         (["the cat", b"a"], TypeError, "text 1 is bytes"),
         (["\ud800"], ValueError, "surrogate"),
         ("a\udfff", ValueError, "surrogate"),
-        (
-            {"text": "the cat"},
-            TypeError,
-            r"dict, of which only the keys .* "
-            r"list\(texts\.values\(\)\)",
-        ),
+        ({"text": "the cat"}, TypeError, r"dict, of which only the keys .* list\(texts\.values"),
     ],
 )
 def test_trace_and_encode_refuse_invalid_texts(model, call, texts, error, words):

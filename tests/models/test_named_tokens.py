@@ -160,9 +160,7 @@ def test_positions_takes_each_spelling(model: qkv.Model) -> None:
         for spelling in spellings(word):
             assert tokens.positions(spelling) == positions
     assert tokens.positions(id_of(model, "ox")) == [6]
-    with pytest.raises(
-        ValueError, match=r"^positions: the text has no token 0: its tokens are cat"
-    ):
+    with pytest.raises(ValueError, match=r"^positions: the text has no token 0: its tokens are"):
         tokens.positions(0)
 
 
@@ -182,9 +180,7 @@ def test_a_target_takes_each_spelling(model: qkv.Model, blank: str) -> None:
             ValueError, match=f"^gradient: '{word}' is .* of gpt2 .*; pass a string"
         ):
             model.gradient(TEXT, of=(-1, word))
-    with pytest.raises(
-        ValueError, match=r" 'cat' and ' cat' \(ids \d+ and \d+\); pass ' cat', or an"
-    ):
+    with pytest.raises(ValueError, match=r" 'cat' and ' cat' \(ids \d+ and \d+\); pass ' cat', or"):
         model.gradient(TEXT, of=(-1, "cat"))
 
 

@@ -4,6 +4,7 @@ import gc
 import math
 import sys
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from qkv.ops.activation import ACTIVATIONS
 from qkv.ops.kernel import FLOAT32, VARIANTS, compiled, set_num_threads, to_bfloat16
 from qkv.ops.linear import linear, linear_grad, multiply
 from qkv.ops.packing import frozen, kernel_product
+from rows import failing
 
 from .support import Array, close, grown, numbers, slope
 
@@ -70,10 +72,13 @@ def check(x: Array, weight: Array, bias: Array | None = None, **options: Any) ->
 # Sizes, which are mostly not multiples of the kernel's tiles and panels
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16, np.float64])
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 7, 12, 13, 14, 15, 27, 28, 29, 40])
-def test_sizes_of_rows(rows: int, dtype: Any) -> None:
-    check(numbers(rows, 9, dtype=dtype), numbers(9, 21, seed=1, dtype=dtype))
+FLOATS = [np.float32, np.float16, bfloat16, np.float64]
+
+
+def test_sizes_of_rows() -> None:
+    for dtype, rows in product(FLOATS, [1, 2, 3, 5, 6, 7, 12, 13, 14, 15, 27, 28, 29, 40]):
+        with failing(dtype, rows):
+            check(numbers(rows, 9, dtype=dtype), numbers(9, 21, seed=1, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16])
@@ -165,21 +170,17 @@ def test_leading_axes_and_empty_axes(dtype: Any) -> None:
 # Bias, activation, gate and residual
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16, np.float64])
-@pytest.mark.parametrize("activation", FUNCTIONS)
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("added", [False, True])
-def test_bias_activation_gate_and_residual(
-    activation: str | None, gated: bool, added: bool, dtype: Any
-) -> None:
-    for width in (5, 32, 51):
+def test_bias_activation_gate_and_residual() -> None:
+    ways = product(FLOATS, FUNCTIONS, [False, True], [False, True], [5, 32, 51])
+    for dtype, activation, gated, added, width in ways:
         options: dict[str, Any] = {"activation": activation}
         if gated:
             options["gate"] = numbers(2, 9, width, seed=3, dtype=dtype)
         if added:
             options["residual"] = numbers(2, 9, width, seed=4, dtype=dtype)
         x, weight = numbers(2, 9, 12, dtype=dtype), numbers(12, width, seed=1, dtype=dtype)
-        check(x, weight, numbers(width, seed=2, dtype=dtype), **options)
+        with failing(dtype, activation, gated, added, width):
+            check(x, weight, numbers(width, seed=2, dtype=dtype), **options)
 
 
 @pytest.mark.parametrize("activation", FUNCTIONS)
@@ -202,9 +203,7 @@ def test_activations_far_from_zero_equal_relu(activation: str) -> None:
 
 
 def test_an_unknown_activation_error_lists_the_known_ones() -> None:
-    with pytest.raises(
-        ValueError, match=r"^there is no activation 'swish'.*gelu, gelu_tanh, silu, relu"
-    ):
+    with pytest.raises(ValueError, match=r"^there is no activation 'swish'.*gelu, gelu_tanh, silu"):
         linear(numbers(2, 2), numbers(2, 2), activation="swish")
 
 

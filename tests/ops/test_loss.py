@@ -48,9 +48,7 @@ def test_the_gradient_of_distant_logits_is_not_subnormal(backend: str) -> None:
 
 @pytest.mark.parametrize("target", [-1, 9])
 def test_a_target_outside_is_an_error(target: int) -> None:
-    with pytest.raises(
-        ValueError, match=r"^cross_entropy: targets run from .* logits have 9 columns"
-    ):
+    with pytest.raises(ValueError, match=r"^cross_entropy: targets run from .* logits have.*9"):
         cross_entropy(numbers(2, 9), np.array([3, target]))
 
 

@@ -104,11 +104,7 @@ def test_choosing_a_template(tokenizer: SubwordTokenizer) -> None:
         ([CHAT], TypeError, "message 0 is list"),
         ([{"content": "Hi"}], ValueError, "message 0 has no role"),
         ([{"role": 3}], ValueError, "message 0 has no role"),
-        (
-            [{"role": "user", "content": np.zeros(2)}],
-            TypeError,
-            "message 0 contains values that JSON",
-        ),
+        ([{"role": "user", "content": np.zeros(2)}], TypeError, "message 0 contains values that"),
     ],
 )
 def test_wrong_messages(
@@ -129,9 +125,7 @@ def test_messages_are_plain_copies(tokenizer: SubwordTokenizer) -> None:
     template = "{{ 'content' in messages[0] }} {{ messages[0].role.secret is defined }}"
     written = tokenizer.apply_chat_template([message], chat_template=template, tokenize=False)
     assert written == "False False"
-    with pytest.raises(
-        TypeError, match="a variable contains values that JSON does not allow: Object of type"
-    ):
+    with pytest.raises(TypeError, match="a variable contains values that JSON does not allow"):
         tokenizer.apply_chat_template([message], chat_template="", tools=[np.zeros(2)])
     template = "{{ messages[0].reasoning_content }} {{ messages[0].thinking }}"
     messages = [{"role": "assistant", "reasoning": "hm"}]

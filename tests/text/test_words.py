@@ -258,11 +258,7 @@ def test_tokenize_batch_refuses(texts, error: type[Exception], match: str) -> No
         ("", ValueError, "the texts contain no words"),
         ([" \n", ""], ValueError, "the texts contain no words"),
         ([], ValueError, "the texts contain no words"),
-        (
-            {"a": 0, "b": 0},
-            ValueError,
-            "'a' and 'b' both have id 0; pass each id from 0 to 1 once, for 2 words",
-        ),
+        ({"a": 0, "b": 0}, ValueError, "'a' and 'b' both have id 0; pass each id from 0 to 1.*2"),
         ({"a": 0, "b": 2}, ValueError, "'b' has id 2; pass each id from 0 to 1 once, for 2 words"),
         ({"a": -1, "b": 0}, ValueError, "'a' has id -1; pass each id"),
         ({"a": 1, "b": 2}, ValueError, "'b' has id 2"),

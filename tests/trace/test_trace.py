@@ -202,9 +202,7 @@ def test_one_text_comes_without_its_padding() -> None:
     with pytest.raises(IndexError, match=r"no text 2.*2 texts"):
         trace[2]
     several: Any = slice(0, 2)
-    with pytest.raises(
-        TypeError, match="selects several texts: select one text, for example trace"
-    ):
+    with pytest.raises(TypeError, match="selects several texts: select one text, for example"):
         trace[several]
 
 
@@ -276,9 +274,7 @@ def test_an_activation_of_all_layers_at_once():
     with pytest.raises(KeyError, match=r"stack: this trace holds z only for layer 1 of 3 layers"):
         some.stack("z")
     odd = Trace({names[0]: each[0], names[1]: each[1][..., :2]})
-    with pytest.raises(
-        ValueError, match=r"z has shape \(2, 5, 4, 6\) in layer 0 and \(2, 5, 4, 2\) in"
-    ):
+    with pytest.raises(ValueError, match=r"z has shape \(2, 5, 4, 6\) in layer 0 and \(2, 5, 4, 2"):
         odd.stack("z")
 
 

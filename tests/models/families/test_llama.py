@@ -210,8 +210,6 @@ def test_refused_before_weights_are_looked_for(tmp_path: Path) -> None:
     scaling = {"rope_type": "mrope", "mrope_section": [1, 1]}
     config = {"model_type": "llama", **SIZES, "rope_scaling": scaling}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        ModelError, match="rope_type is 'mrope', which qkv does not support"
-    ) as told:
+    with pytest.raises(ModelError, match="rope_type is 'mrope', which qkv does not") as told:
         load(tmp_path)
     assert "\n" not in str(told.value)

@@ -114,13 +114,9 @@ def test_tokens_of_another_vocabulary_have_no_words() -> None:
     other = model({"output_vocab_size": 7})
     assert other.kind == "predictor"
     assert other.unembed(np.ones((2, 12))).shape == (2, 7)
-    with pytest.raises(
-        ValueError, match=r"^generate: .* reads one vocabulary and predicts 7 tokens of another"
-    ):
+    with pytest.raises(ValueError, match=r"^generate: .* reads one vocabulary and predicts.*7"):
         other.generate(IDS)
-    with pytest.raises(
-        ValueError, match=r"^predict: .* predicts another, which has no words: use the logits"
-    ):
+    with pytest.raises(ValueError, match=r"^predict: .* predicts another, which has no words: use"):
         other.predict(np.array(IDS))
 
 

@@ -117,9 +117,7 @@ def test_the_example_of_the_documentation_works_and_has_thirty_lines() -> None:
 
 def test_an_unknown_family_is_refused_with_the_way_out(tmp_path: Path) -> None:
     write(tmp_path, model_type="tests-unknown")
-    with pytest.raises(
-        qkv.ModelError, match=r"'tests-unknown'.*; register it with qkv\.models\.reg"
-    ):
+    with pytest.raises(qkv.ModelError, match=r"'tests-unknown'.*; register it with qkv\.models"):
         qkv.load(tmp_path)
 
 

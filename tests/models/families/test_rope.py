@@ -104,16 +104,9 @@ def test_both_keys_must_agree() -> None:
     [
         ({"rope_parameters": {"rope_type": "mrope"}}, "rope_parameters: rope_type is 'mrope'"),
         ({"rope_scaling": {"type": "axial"}}, "rope_scaling: type is 'axial', which qkv does not"),
-        (
-            {"rope_scaling": {"type": "su", "rope_type": "longrope"}},
-            "rope_type is 'longrope' and type is 'su'; keep only one of these keys, because both "
-            "set the same option",
-        ),
+        ({"rope_scaling": {"type": "su", "rope_type": "longrope"}}, "rope_type is 'longrope' and"),
         ({"rope_scaling": [1]}, r"rope_scaling is \[1\]; it must be a JSON object"),
-        (
-            {"rope_parameters": {"rope_type": "default", "factor": 2.0}},
-            "factor is 2.0, which qkv does not support with rope_type 'default'",
-        ),
+        ({"rope_parameters": {"rope_type": "default", "factor": 2.0}}, "factor is 2.0, which qkv"),
         (
             {"rope_scaling": {"type": "linear", "factor": 2.0, "beta_fast": 3}},
             "beta_fast is 3, which qkv does not support with type 'linear'",
@@ -140,10 +133,7 @@ def test_both_keys_must_agree() -> None:
         ({"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_theta": 1}, "no finite angles"),
         ({"rope_theta": 0}, "rope_theta is 0"),
         ({"rope_parameters": {"rope_theta": None}}, "rope_theta is None"),
-        (
-            {"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}},
-            "low_freq_factor is 4 and high_freq_factor is 4; low_freq_factor must be",
-        ),
+        ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "low_freq_factor is 4 and"),
         (
             {"rope_scaling": {"type": "longrope", "short_factor": [1, 2], "long_factor": [1]}},
             r"short_factor is \[1, 2\]; it must be a list of 4 numbers",
@@ -209,10 +199,7 @@ def test_one_dict_for_each_kind_of_layer() -> None:
     [
         ({"rope_type": "default"}, "rope_parameters has 'rope_type', which qkv does not support"),
         ({"full_attention": 3}, "rope_parameters: full_attention is 3; it must be a JSON object"),
-        (
-            {"full_attention": {"rope_type": "x"}},
-            "rope_parameters: full_attention: rope_type is 'x'",
-        ),
+        ({"full_attention": {"rope_type": "x"}}, "rope_parameters: full_attention: rope_type.*'x'"),
     ],
 )
 def test_refused_by_layer(table: dict[str, Any], message: str) -> None:

@@ -79,18 +79,14 @@ def test_saved_models_keep_their_templates(folder: Path, tmp_path: Path) -> None
     assert template_of(saved) == "in the config"
     assert json.loads((saved / "tokenizer_config.json").read_text())["model_max_length"] == 9
     model.tokenizer.chat_template = {"../x": "one"}
-    with pytest.raises(
-        ValueError, match=r"the chat template '\.\./x' cannot be a file name: rename"
-    ):
+    with pytest.raises(ValueError, match=r"the chat template '\.\./x' cannot be a file name"):
         model.save(saved)
 
 
 @pytest.mark.parametrize("value", [3, ["one"], [{"name": "a"}], [{"name": 1, "template": "b"}], {}])
 def test_broken_templates(value: Any, folder: Path) -> None:
     configure(folder, chat_template=value)
-    with pytest.raises(
-        qkv.ModelError, match=r"tokenizer_config.json: chat_template is .* it must be"
-    ):
+    with pytest.raises(qkv.ModelError, match=r"tokenizer_config.json: chat_template is .* it must"):
         qkv.load(folder)
 
 

@@ -227,9 +227,7 @@ def test_a_module_that_is_not_known(folder):
     modules = json.loads((folder.path / "modules.json").read_text())
     modules.append({"path": "2_LSTM", "type": "sentence_transformers.models.LSTM"})
     folder.json("modules.json", modules)
-    with pytest.raises(
-        ModelError, match=r"does not support the module .*\.LSTM; the supported modules of .* are"
-    ):
+    with pytest.raises(ModelError, match=r"does not support the module .*\.LSTM; the supported"):
         load(folder.path)
 
 
@@ -387,10 +385,7 @@ def test_lengths_in_sentence_bert_config(folder, values, limits):
         ({"modality_config": {"text": {"method_output_name": ["hidden_states", -2]}}}, "_states'"),
         ({"modality_config": {"text": {"method": "encode"}}}, "text.method is 'encode'"),
         ({"processing_kwargs": {"text": {"truncation": False}}}, "text.truncation is False"),
-        (
-            {"query_expansion": {"strategy": "fixed", "length": 32}},
-            "query_expansion.strategy is 'f",
-        ),
+        ({"query_expansion": {"strategy": "fixed", "length": 32}}, "query_expansion.strategy is"),
         ({"tokenizer_name_or_path": "bert-base-cased"}, "tokenizer_name_or_path is 'bert-base"),
         ({"query_length": 0}, "query_length is 0"),
         ({"document_length": "9"}, "document_length is '9'"),
@@ -457,14 +452,8 @@ def test_a_pooling_key_that_is_unknown_is_named_in_a_warning(folder):
 @pytest.mark.parametrize(
     ("prompts", "words"),
     [
-        (
-            {"default_prompt_name": "q"},
-            "default_prompt_name is 'q'; it must be one of query, document",
-        ),
-        (
-            {"default_prompt_name": "q", "prompts": {"query": "q: "}},
-            "is 'q'; it must be one of query",
-        ),
+        ({"default_prompt_name": "q"}, "default_prompt_name is 'q'; it must be one of query"),
+        ({"default_prompt_name": "q", "prompts": {"query": "q: "}}, "is 'q'; it must be one of"),
         ({"default_prompt_name": 3, "prompts": {"query": "q: "}}, "is 3"),
         ({"prompts": {"query": 3}}, "prompts is"),
         ({"prompts": ["query"]}, "prompts is"),

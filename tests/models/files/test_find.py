@@ -198,10 +198,7 @@ def test_environment_variable_sets_the_default_model(small, monkeypatch):
     monkeypatch.setenv("QKV_MODEL", "random")
     assert load().name == "random"
     monkeypatch.setenv("QKV_MODEL", "/nowhere")
-    with pytest.raises(
-        FileNotFoundError,
-        match=r"folder /nowhere does not exist \(the name comes from QKV_MODEL\)$",
-    ):
+    with pytest.raises(FileNotFoundError, match=r"folder /nowhere does not exist \(the name comes"):
         load()
     with pytest.raises(FileNotFoundError, match=r"the folder /somewhere does not exist$"):
         load("/somewhere")
@@ -235,10 +232,7 @@ FORM = r"a model is a folder with config\.json, \*\.safetensors and tokenizer\.j
             "flax_model.msgpack",
             rf"which is Flax: qkv does not read this format: {FORM}: download the model as",
         ),
-        (
-            "pytorch_model.bin",
-            r"a pickle\. .* BertModel\.from_pretrained|a pickle: qkv does not read",
-        ),
+        ("pytorch_model.bin", r"a pickle\. .* BertModel\.from_pretrained|a pickle: qkv does not"),
         ("model.pt", r"a pickle\. .* BertModel\.from_pretrained|a pickle: qkv does not read"),
         ("tokenizer.json", rf"holds no (config\.json|\*\.safetensors file with weights): {FORM}"),
         ("notes.txt", rf"holds no (config\.json|\*\.safetensors file with weights): {FORM}"),
@@ -310,10 +304,7 @@ def test_where_the_cache_is(variables, expected, monkeypatch):
 
 def test_shipped_lists_models_in_the_data_folder(small, cache, no_package, monkeypatch, tmp_path):
     monkeypatch.setattr("qkv.models.files.find.DATA", tmp_path / "data")
-    with pytest.raises(
-        ValueError,
-        match="'books-decoder' is not a known model: choose from minilm, smollm2, random;",
-    ):
+    with pytest.raises(ValueError, match="'books-decoder' is not a known model: choose from"):
         load("books-decoder")
     (tmp_path / "data").mkdir()
     for name in ("books-decoder", "books"):

@@ -140,10 +140,7 @@ def test_a_text_route_takes_precedence_over_the_default():
         ({"types": 3}, "must have `structure`, the modules of each route"),
         ({"structure": {"": ["a"]}}, "must have `structure`, the modules of each route"),
         ({"structure": {"query": []}}, "must have `structure`, the modules of each route"),
-        (
-            {"types": {"a": f"{ANY}LSTM", "b": f"{ANY}Pooling"}},
-            "does not support the module .*LSTM",
-        ),
+        ({"types": {"a": f"{ANY}LSTM", "b": f"{ANY}Pooling"}}, "does not support the module"),
         ({"types": {"a": f"{ANY}Router", "b": f"{ANY}Pooling"}}, "a router inside a router"),
         ({"types": {"a": f"{ANY}Pooling", "b": f"{ANY}Pooling"}}, "its modules are Pooling"),
         (

@@ -108,9 +108,7 @@ def test_a_header_of_very_many_tensors_is_refused(folder, monkeypatch):
     put_header(path, header | {f"t{number}": empty for number in range(200_000)}, numbers)
     monkeypatch.setattr(json, "loads", lambda *_, **__: pytest.fail("the header was parsed"))
     monkeypatch.setattr("safetensors.safe_open", lambda *_, **__: pytest.fail("it was opened"))
-    with pytest.raises(
-        ModelError, match=r"its header has \d+ bytes, but the maximum is 8388608 bytes"
-    ):
+    with pytest.raises(ModelError, match=r"its header has \d+ bytes, but the maximum is.*8388608"):
         Tensors(folder.path)
 
 

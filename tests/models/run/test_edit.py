@@ -451,15 +451,9 @@ def test_hide_accepts_positions_that_are_generated_later(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (
-            {"ablate": {(0, 1): "mean"}},
-            r"generate: `ablate` has \"mean\" for \(0, 1\), but the mean is unknown until",
-        ),
+        ({"ablate": {(0, 1): "mean"}}, r"generate: `ablate` has \"mean\" for \(0, 1\), but the"),
         ({"edit": {("z", 0): abs}, "trace": True}, "generate: trace and edit cannot be combined"),
-        (
-            {"edit": {("z", 0): np.ones((1, 9, 3, 8))}},
-            r"generate: `edit` has shape \(1, 9, 3, 8\) for block",
-        ),
+        ({"edit": {("z", 0): np.ones((1, 9, 3, 8))}}, r"generate: `edit` has shape \(1, 9, 3.*8"),
     ],
 )
 def test_generate_refuses_edits_that_it_does_not_support(tmp_path, options, said):
@@ -471,10 +465,7 @@ def test_generate_refuses_edits_that_it_does_not_support(tmp_path, options, said
 def test_the_error_for_non_finite_logits_names_edit_and_ablate(tmp_path):
     model = decoders.gpt2(tmp_path / "model", seed=3)
     for call in (model.generate, model.predict):
-        with pytest.raises(
-            FloatingPointError,
-            match="not finite: check the values of `edit` and `ablate`",
-        ):
+        with pytest.raises(FloatingPointError, match="not finite: check the values of `edit` and"):
             call("abc", edit={("resid_post", 0): lambda x: x * np.nan})
 
 
@@ -546,17 +537,9 @@ def test_nothing_is_left_behind_in_the_model(double):
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        (
-            {"ablate": [(2, 0)]},
-            ValueError,
-            "`ablate` names layer 2, but the model has 2 layers, numbered 0 to 1",
-        ),
+        ({"ablate": [(2, 0)]}, ValueError, "`ablate` names layer 2, but the model has 2 layers"),
         ({"ablate": [(-3, 0)]}, ValueError, "`ablate` names layer -3"),
-        (
-            {"ablate": [(0, 3)]},
-            ValueError,
-            "`ablate` names head 3, but layer 0 has 3 heads, numbered 0 to 2",
-        ),
+        ({"ablate": [(0, 3)]}, ValueError, "`ablate` names head 3, but layer 0 has 3 heads.*2"),
         ({"ablate": [(0, -4)]}, ValueError, "`ablate` names head -4"),
         ({"ablate": (0, 1)}, TypeError, r"`ablate` has 0; pass \(layer, head\) pairs"),
         ({"ablate": 3}, TypeError, "`ablate` has 3; pass"),
@@ -564,11 +547,7 @@ def test_nothing_is_left_behind_in_the_model(double):
         ({"ablate": [(0, True)]}, TypeError, r"`ablate` has \(0, True\)"),
         ({"ablate": [(0, 1.0)]}, TypeError, r"`ablate` has \(0, 1.0\)"),
         ({"ablate": ["01"]}, TypeError, "`ablate` has '01'"),
-        (
-            {"hide": ["dog"]},
-            ValueError,
-            r"`hide` has 'dog', which is in no text: the words are the, cat, sat, on, mat, \.$",
-        ),
+        ({"hide": ["dog"]}, ValueError, "`hide` has 'dog', which is in no text: the words are"),
         ({"hide": ["xyzzy"]}, ValueError, "`hide` has 'xyzzy', which is in no text"),
         ({"hide": "the cat dog"}, ValueError, "`hide` has 'the cat dog'"),
         ({"hide": [""]}, ValueError, "`hide` has '', which is in no text"),
@@ -577,85 +556,39 @@ def test_nothing_is_left_behind_in_the_model(double):
         ({"hide": [(1,)]}, TypeError, r"`hide` has \(1,\); pass words"),
         ({"hide": [(1, "cat")]}, TypeError, r"`hide` has \(1, 'cat'\); pass words"),
         ({"hide": [(1, 2, 0, 0, 0)]}, TypeError, r"`hide` has \(1, 2, 0, 0, 0\); pass words"),
-        (
-            {"hide": [(1, 2, 2)]},
-            ValueError,
-            "`hide` names layer 2, but the model has 2 layers, numbered 0 to 1",
-        ),
-        (
-            {"hide": [(1, 2, 0, 3)]},
-            ValueError,
-            "`hide` names head 3, but layer 0 has 3 heads, numbered 0 to 2",
-        ),
-        (
-            {"hide": [(9, 2)]},
-            ValueError,
-            "`hide` has position 9, but no text has more than 9 tokens",
-        ),
+        ({"hide": [(1, 2, 2)]}, ValueError, "`hide` names layer 2, but the model has 2 layers"),
+        ({"hide": [(1, 2, 0, 3)]}, ValueError, "`hide` names head 3, but layer 0 has 3 heads.*2"),
+        ({"hide": [(9, 2)]}, ValueError, "`hide` has position 9, but no text has more than 9"),
         ({"hide": [(2, -10)]}, ValueError, "`hide` has position -10"),
         ({"hide": {"cat": 1}}, TypeError, "`hide` has {'cat': 1}; pass words"),
-        (
-            {"hide": [9]},
-            ValueError,
-            "`hide` has position 9, but no text has more than 9 tokens; pass -9 to 8, or a word$",
-        ),
+        ({"hide": [9]}, ValueError, "`hide` has position 9, but no text has more than 9 tokens"),
         ({"hide": -10}, ValueError, "`hide` has position -10"),
         (
             {"ablate": {(0, 1): "men"}},
             ValueError,
             r"`ablate` has 'men' for \(0, 1\); pass \"zero\"",
         ),
-        (
-            {"ablate": {(0, 1): np.ones(12)}},
-            ValueError,
-            r"`ablate` has an array \(12,\) for \(0, 1\), but a head's output has shape \(4,\)",
-        ),
+        ({"ablate": {(0, 1): np.ones(12)}}, ValueError, r"`ablate` has an array \(12,\) for \(0"),
         ({"ablate": {(0, 1): ["a"]}}, TypeError, r"`ablate`\[\(0, 1\)\]|`ablate` has <U1"),
         ({"edit": [("z", 0)]}, TypeError, r"edit\[0\] is \('z', 0\); pass a record, such as "),
-        (
-            {"edit": 3},
-            TypeError,
-            "`edit` is 3; pass a mapping from an activation to .*, or a list o",
-        ),
+        ({"edit": 3}, TypeError, "`edit` is 3; pass a mapping from an activation to .*, or a list"),
         ({"edit": {3: abs}}, TypeError, "`edit` has 3; pass an activation's full name, or a tuple"),
-        (
-            {"edit": {("z", 0): None}},
-            TypeError,
-            "`edit` has None for blocks.0.attn.hook_z; pass a f",
-        ),
+        ({"edit": {("z", 0): None}}, TypeError, "`edit` has None for blocks.0.attn.hook_z; pass a"),
         ({"edit": {("z", 0): "0"}}, TypeError, "`edit` has '0' for blocks.0.attn.hook_z"),
         (
             {"edit": {("z", 0): abs, "blocks.0.attn.hook_z": abs}},
             ValueError,
             "`edit` has two changes for blocks.0.attn.hook_z; pass only one",
         ),
-        (
-            {"edit": {"logits": abs}},
-            ValueError,
-            "`edit` has 'logits', which is the output of the run",
-        ),
-        (
-            {"edit": {("z", 0): np.ones((2, 9, 3, 4))}},
-            ValueError,
-            r"`edit` has shape \(2, 9, 3, 4\) for blocks.0.attn.hook_z, "
-            r"whose shape is \(1, 9, 3, 4\) here",
-        ),
-        (
-            {"edit": {("z", 0): 0.0}},
-            ValueError,
-            r"`edit` has 0\.0 for blocks.0.attn.hook_z, "
-            r"whose shape is \(1, 9, 3, 4\) here; pass an array of this s",
-        ),
+        ({"edit": {"logits": abs}}, ValueError, "`edit` has 'logits', which is the output of the"),
+        ({"edit": {("z", 0): np.ones((2, 9, 3, 4))}}, ValueError, r"`edit` has shape \(2, 9, 3.*4"),
+        ({"edit": {("z", 0): 0.0}}, ValueError, r"`edit` has 0\.0 for blocks.0.attn.hook_z.*4"),
         (
             {"edit": {("z", 0): np.ones((1, 9, 3, 4), bool)}},
             TypeError,
             "`edit` has bool for blocks",
         ),
-        (
-            {"edit": {("z", 0): lambda z: None}},
-            TypeError,
-            "the function for blocks.0.attn.hook_z returned",
-        ),
+        ({"edit": {("z", 0): lambda z: None}}, TypeError, "the function for blocks.0.attn.hook_z"),
         (
             {"edit": {("pattern", 1): lambda p: p[:, 0]}},
             ValueError,
@@ -670,18 +603,9 @@ def test_nothing_is_left_behind_in_the_model(double):
         ),
         ({"ablate": [(None, 0)]}, TypeError, r"`ablate` has \(None, 0\)"),
         ({"ablate": [(2, None)]}, ValueError, "`ablate` names layer 2"),
-        (
-            {"hide": (3, 1)},
-            TypeError,
-            r"`hide` is \(3, 1\), which could mean positions or one edge; pass \[3, 1\] for "
-            r"positions, or \[\(3, 1\)\] for the edge",
-        ),
+        ({"hide": (3, 1)}, TypeError, r"`hide` is \(3, 1\), which could mean positions or one"),
         ({"hide": (3, 1, 0, 2)}, TypeError, r"`hide` is \(3, 1, 0, 2\), which could mean"),
-        (
-            {"hide": ["the", "cat", "sat", "on", "mat", "."]},
-            ValueError,
-            "hide masks every word of the text: leave at least one visible",
-        ),
+        ({"hide": ["the", "cat", "sat", "on", "mat", "."]}, ValueError, "hide masks every word of"),
     ],
 )
 def test_trace_refuses_invalid_ablate_hide_and_edit(double, options, error, said):
@@ -735,10 +659,7 @@ def test_encode_of_no_texts_with_edits_returns_no_vectors(double):
 
 
 def test_edit_shape_errors_offer_one_row_for_all_texts(double):
-    with pytest.raises(
-        ValueError,
-        match=r"here; pass an array of this shape, or \(1, 9, 3, 4\) for the same values",
-    ):
+    with pytest.raises(ValueError, match=r"here; pass an array of this shape, or \(1, 9, 3.*4"):
         double.trace(TEXTS, edit={("z", 0): np.ones((2, 9, 3, 4))})
 
 

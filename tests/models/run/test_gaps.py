@@ -71,15 +71,11 @@ def test_a_model_without_a_masked_word_head_reads_gaps_as_they_are() -> None:
 
 def test_a_gap_beyond_the_token_limit_is_reported(books: qkv.Model) -> None:
     for gap in ("[MASK]", "[mask]", "___", "?"):
-        with pytest.raises(
-            ValueError, match=r"^predict: the gap is beyond the first 64 tokens, and"
-        ):
+        with pytest.raises(ValueError, match=r"^predict: the gap is beyond the first.*64"):
             books.predict(f"{'word ' * 70}{gap} .")
     with pytest.warns(UserWarning, match=r"; the gap is in the part that was cut and is not r"):
         books.trace("word " * 70 + "_ .", names=["embed"])
-    with pytest.warns(
-        UserWarning, match="^2 of 3 texts were .*; in 1 of these texts, a gap is in the p"
-    ):
+    with pytest.warns(UserWarning, match="^2 of 3 texts were .*; in 1 of these texts, a gap is in"):
         books.trace(["a _ b", "word " * 70, "a _ " + "word " * 70 + "_ ."], names=["embed"])
     with pytest.warns(UserWarning, match=r"it has 74\)$"):  # no mention of a gap
         assert len(books.predict("a _ " + "word " * 70)) == 1

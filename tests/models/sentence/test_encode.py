@@ -61,9 +61,7 @@ def test_the_default_prompt_gives_way_to_another(folder):
 
 def test_invalid_or_conflicting_prompts_are_reported(folder):
     model = with_prompts(folder)
-    with pytest.raises(
-        ValueError, match=r"unknown prompt 'other': .* are query, document, passage, none"
-    ):
+    with pytest.raises(ValueError, match=r"unknown prompt 'other': .* are query, document"):
         model.encode(TEXTS, prompt_name="other")
     with pytest.raises(TypeError, match="encode: prompt is int"):
         model.encode(TEXTS, prompt=3)
@@ -269,10 +267,7 @@ def test_two_dense_layers_and_what_is_saved(folder, tmp_path):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (
-            {"in_features": 11},
-            r"linear.weight is F32 \(5, 12\), but config.json requires floats of shape \(5, 11\)",
-        ),
+        ({"in_features": 11}, r"linear.weight is F32 \(5, 12\), but config.json requires.*11"),
         ({"bias": True}, "linear.bias is missing"),
         ({"activation_function": "my.Own"}, "my.Own"),
         ({"module_input_name": "token_embeddings"}, "token_embeddings"),

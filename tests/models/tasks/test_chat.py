@@ -267,8 +267,6 @@ def test_sampling_of_generation_config(tmp_path: Path) -> None:
     given = {"temperature": 0.6, "top_k": 3, "top_p": 0.9}
     assert sampling(do_sample=True, **given) == given
     assert sampling(do_sample=True, top_k=0)["top_k"] is None
-    with pytest.raises(
-        qkv.ModelError, match=r"generation_config.json of model: temperature is 'x'"
-    ):
+    with pytest.raises(qkv.ModelError, match=r"generation_config.json of model: temperature is"):
         sampling(do_sample=True, temperature="x")
     assert json.loads((tmp_path / "model" / "config.json").read_text())["eos_token_id"] == EOS

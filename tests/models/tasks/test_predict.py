@@ -235,13 +235,9 @@ def test_a_model_without_a_tokenizer_masks_positions_but_not_words(tmp_path: Pat
     model = load(tmp_path / "model", dtype=np.float64)
     assert model([[2, 4, 5, 3]], hide=[1]).logits is not None
     for call in (lambda: model([[2, 4, 3]], hide="cat"), lambda: model.trace([2, 4], hide="cat")):
-        with pytest.raises(
-            ValueError, match=r"`hide` has the word 'cat', but .* no tokenizer .*hide=\[3\]"
-        ):
+        with pytest.raises(ValueError, match=r"`hide` has the word 'cat', but .* no tokenizer.*3"):
             call()
-    with pytest.raises(
-        ValueError, match=r"^predict: model fills in words at mask tokens but has no tokenizer"
-    ):
+    with pytest.raises(ValueError, match=r"^predict: model fills in words at mask tokens but has"):
         model.predict([2, 4, 3])
 
 
@@ -250,11 +246,7 @@ def test_a_model_without_a_tokenizer_masks_positions_but_not_words(tmp_path: Pat
     [
         ({"ablate": [(2, 0)]}, ValueError, "`ablate` names layer 2, but the model has 2"),
         ({"ablate": [(0, "1")]}, TypeError, r"`ablate` has \(0, '1'\)"),
-        (
-            {"hide": "dog"},
-            ValueError,
-            "`hide` has 'dog', which is in no text: the words are the, c",
-        ),
+        ({"hide": "dog"}, ValueError, "`hide` has 'dog', which is in no text: the words are the"),
         ({"hide": 9}, ValueError, "`hide` has position 9, but no text has more than 9"),
     ],
 )
@@ -372,27 +364,12 @@ def test_an_encoder_truncates_a_long_text_and_a_decoder_refuses_it(
         ("  ", {}, ValueError, "the text is empty"),
         ([], {}, TypeError, "text is list, not a string"),
         (None, {}, TypeError, "text is NoneType, not a string"),
-        (
-            ["a [MASK]", "[MASK]"],
-            {},
-            TypeError,
-            "text is a list of 2 texts; pass one text per call",
-        ),
-        (
-            [[2, 19, 3], [2, 19, 3]],
-            {},
-            ValueError,
-            r"2 texts are given; pass one text, as ids of shape \(T,\) or",
-        ),
+        (["a [MASK]", "[MASK]"], {}, TypeError, "text is a list of 2 texts; pass one text per"),
+        ([[2, 19, 3], [2, 19, 3]], {}, ValueError, "2 texts are given; pass one text, as ids of"),
         ([2, 30], {}, ValueError, "there is no token 30"),
         ([2.0, 3.0], {}, TypeError, ""),
         (TEXT, {"top_k": 0}, ValueError, "top_k is 0: it must be 1 or more"),
-        (
-            TEXT,
-            {"top_k": 31},
-            ValueError,
-            "top_k is 31, but the vocabulary of model has 30 tokens; pass 1 to 30",
-        ),
+        (TEXT, {"top_k": 31}, ValueError, "top_k is 31, but the vocabulary of model has.*30"),
         (TEXT, {"top_k": 2.5}, TypeError, "top_k is 2.5; pass a whole number"),
         (TEXT, {"top_k": True}, TypeError, "top_k is True"),
     ],
@@ -429,9 +406,7 @@ def test_an_encoder_decoder_computes_logits_only_for_its_target(tmp_path: Path) 
     model = load(write_small(tmp_path / "t5", CONFIGS["t5"]), dtype=np.float64)
     with pytest.raises(ValueError, match=r"^predict: t5 reads one text and writes another: call g"):
         model.predict("the cat")
-    with pytest.raises(
-        ValueError, match=r"^trace: t5 computes logits only for the decoder's text: add target"
-    ):
+    with pytest.raises(ValueError, match=r"^trace: t5 computes logits only for the decoder's text"):
         model.trace("the cat", logits=True)
     read, written = [[4, 5, 6], [7, 3]], [[2, 8], [2, 9, 10]]
     trace = model.trace(read, target=written, logits=True)

@@ -84,16 +84,8 @@ def test_run_layers_does_not_modify_its_input(model):
         ({"first": 0.5}, TypeError, "`first` is 0.5; pass a whole number"),
         ({"first": 1, "stop": 0}, ValueError, "`first` is layer 1 and `stop` is 0"),
         ({"stop": -3}, ValueError, "`stop` is -3"),
-        (
-            {"edit": {("z", 0): abs}, "first": 1},
-            ValueError,
-            "attn.hook_z, but only layers 1 to 1 run",
-        ),
-        (
-            {"edit": {"hook_embed": abs}},
-            ValueError,
-            "`edit` has hook_embed, but only layers 0 to 1",
-        ),
+        ({"edit": {("z", 0): abs}, "first": 1}, ValueError, "attn.hook_z, but only layers 1 to 1"),
+        ({"edit": {"hook_embed": abs}}, ValueError, "`edit` has hook_embed, but only layers 0 to"),
         ({"edit": {("zz", 0): abs}}, KeyError, "there is no"),
         ({"edit": {("z", 0): np.ones((2, 4, 3, 4))}}, ValueError, r"\(2, 5, 3, 4\) here"),
     ],
