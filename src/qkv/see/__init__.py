@@ -1,4 +1,4 @@
-"""Views of attention: in a terminal, as static figures, and as interactive pages."""
+"""Views of attention: in a terminal, as pictures, and as interactive pages."""
 
 from qkv.see.page.play import Stories, Story, stories
 from qkv.see.views._compare import CompareView, RunsView, compare
