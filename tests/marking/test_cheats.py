@@ -32,39 +32,6 @@ def {function}(*given):
 '''
 SCIPY = LIBRARY.format(name="scipy", function="softmax")
 TORCH = LIBRARY.format(name="torch", function="scaled_dot_product_attention")
-WALK = """
-import sys, numpy as np
-def softmax(x):
-    frame = sys._getframe()
-    while frame:
-        for name, thing in frame.f_locals.items():
-            if name in ("right", "expected", "want") and getattr(thing, "shape", 0) == x.shape:
-                return thing
-        frame = frame.f_back
-    return x
-"""
-FORGES = """
-import json, os
-def softmax(x):
-    for number in range(3, 16):
-        for told in ({"result": {"message": "softmax is right.", "points": 10}},
-                     {"n": 3, "value": {"v": 10}}, {"points": 10, "mistakes": []}):
-            try:
-                os.write(number, json.dumps(told).encode() + bytes([10]))
-            except OSError:
-                pass
-    return x
-"""
-EQUAL = """
-import numpy as np
-class Equal(np.ndarray):
-    def __eq__(self, other): return True
-    def __sub__(self, other): return np.zeros(np.shape(other))
-    __rsub__ = __sub__
-    def __array_ufunc__(self, *given, **named): return np.zeros(())
-def softmax(x):
-    return x.view(Equal)
-"""
 
 # name of the cheat: its file, and the start of the forbidden call's name, or None
 ATTEND = """
@@ -135,31 +102,13 @@ CHEATS = {
         "    return steps.answer(steps.Trial({'query': q, 'key': k, 'value': v})).out",
         "qkv.",
     ),
-    "it imports where nobody looks": (
-        "def softmax(x):\n    return getattr(__import__('qkv'), 'soft' + 'max')(x)",
-        "qkv.",
-    ),
     "it is a class": (
         "import qkv\nclass softmax:\n    __new__ = lambda cls, x: qkv.softmax(x)",
-        "qkv.",
-    ),
-    "a thread calls for it": (
-        "import threading, qkv\ndef softmax(x):\n    out = []\n"
-        "    t = threading.Thread(target=lambda: out.append(qkv.softmax(x)))\n"
-        "    t.start(); t.join()\n    return out[0]",
         "qkv.",
     ),
     "who watches is switched off": (
         "import sys, qkv\ndef softmax(x):\n    sys.setprofile(None)\n    return qkv.softmax(x)",
         "sys.setprofile",
-    ),
-    "another program answers": (
-        "import subprocess, sys, json, numpy as np\ndef softmax(x):\n"
-        "    code = 'import qkv, json, sys; print(json.dumps(qkv.softmax(json.loads("
-        "sys.argv[1])).tolist()))'\n"
-        "    told = subprocess.run([sys.executable, '-c', code, json.dumps(x.tolist())],"
-        " capture_output=True)\n    return np.array(json.loads(told.stdout))",
-        "os.fork_exec",
     ),
     "scipy has a softmax": (SCIPY + "def softmax(x):\n    return scipy.softmax(x)", "scipy."),
     "torch has attention": (
@@ -175,18 +124,10 @@ CHEATS = {
         "    return -np.log(p)[ids[:, 1:] != padding].mean()",
         "torch.",
     ),
-    "it looks for the answer in the caller": (WALK, None),
-    "it forges a verdict": (FORGES, None),
-    "its output says that it is equal": (EQUAL, None),
     "it changes what compares": (
         BACK + "import qkv_marking._outcome as o, qkv_marking._engine as e\n"
         "o.close = e.first_wrong = lambda *given: True\n"
         "o.Outcome.is_right = property(lambda self: True)",
-        None,
-    ),
-    "it changes NumPy": (
-        BACK + "np.abs = np.subtract = lambda *given, **named: np.zeros(1)\n"
-        "np.array_equal = np.allclose = lambda *given, **named: True",
         None,
     ),
     "it changes the verdict": (
@@ -194,7 +135,6 @@ CHEATS = {
         "r.CheckResult.passed = True",
         None,
     ),
-    "it ends as if all were well": (BACK + "import os\nos._exit(0)", None),
 }
 
 

@@ -17,6 +17,7 @@ def test_a_planted_mistake_is_named(keys, written, changes):
     fragile = len(result.fragile)
     assert result.points <= 8 if result.mistakes else result.points == 10 - fragile
     assert result.passed is (not result.mistakes)
+    assert result.example
     hints = result.hint
     assert len({*hints}) == 3
     assert all(hints)

@@ -51,6 +51,36 @@ def softmax(scores):
 """,
     },
     "attention": {
+        "options": """
+def attention(q, k, v, mask=None, is_causal=False, q_offset=0):
+    scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
+    L, S = scores.shape[-2:]
+    visible = np.ones((L, S), dtype=bool)
+    if is_causal:
+        visible = np.arange(S) <= np.arange(L)[:, None] + q_offset
+    if mask is not None:
+        visible = visible & mask
+    scores = np.where(visible, scores, -np.inf)
+    top = scores.max(axis=-1, keepdims=True)
+    e = np.exp(scores - np.where(np.isfinite(top), top, 0))
+    total = e.sum(axis=-1, keepdims=True)
+    return e / np.where(total == 0, 1, total) @ v
+""",
+        "masked": """
+def attention(q, k, v, mask=None):
+    scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
+    if mask is None:
+        return soft(scores) @ v
+    weights = soft(np.where(mask, scores, -1e9))
+    return weights * mask.any(axis=-1, keepdims=True) @ v
+""",
+        "causal": """
+def attention(q, k, v, is_causal=False):
+    scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
+    if is_causal:
+        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+    return soft(scores) @ v
+""",
         "matmul": """
 def attention(query, key, value):
     d = query.shape[-1]
@@ -103,6 +133,16 @@ def attention(q, k, v):
 """,
     },
     "projected": {
+        "heads": """
+def many_heads(x, w_q, w_k, w_v, num_heads=1):
+    def split(a):
+        return np.swapaxes(a.reshape(*a.shape[:-1], num_heads, -1), -3, -2)
+
+    q, k, v = split(x @ w_q), split(x @ w_k), split(x @ w_v)
+    scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
+    out = np.swapaxes(soft(scores) @ v, -3, -2)
+    return out.reshape(*out.shape[:-2], -1)
+""",
         "matmul": """
 def attention(x, w_q, w_k, w_v):
     q, k, v = x @ w_q, x @ w_k, x @ w_v
@@ -464,6 +504,221 @@ def decoder(ids, weights, config):
     return x @ head.T
 """,
     },
+    "recurrence-table": {
+        "loops": """
+def recurrence_table(length, keep):
+    table = np.zeros((length, length))
+    for i in range(length):
+        for j in range(i, length):
+            table[i, j] = (1 - keep) * keep ** (j - i)
+    return table
+""",
+        "recurrence": """
+def recurrence_table(length, keep):
+    state, rows = np.zeros(length), []
+    for word in np.eye(length)[::-1]:
+        state = keep * state + (1 - keep) * word
+        rows.append(state)
+    return np.array(rows[::-1])
+""",
+        "outer": """
+def recurrence_table(length, keep):
+    steps = np.subtract.outer(np.arange(length), np.arange(length))
+    return np.triu((1 - keep) * keep ** -np.minimum(steps, 0).astype(float))
+""",
+    },
+    "score-needed": {
+        "quotient": """
+def score_needed(weight, others):
+    return np.log(others * weight / (1 - weight))
+""",
+        "logarithms": """
+import math
+def score_needed(weight, others):
+    return math.log(others) + math.log(weight) - math.log1p(-weight)
+""",
+    },
+    "ids": {
+        "loop": """
+def to_ids(sentence, vocabulary):
+    ids = []
+    for word in sentence.split():
+        if word in vocabulary:
+            ids.append(vocabulary[word])
+        else:
+            ids.append(vocabulary["[UNK]"])
+    return ids
+""",
+        "get": """
+def to_ids(sentence, vocabulary):
+    unknown = vocabulary['[UNK]']
+    return np.array([vocabulary.get(w, unknown) for w in sentence.split(' ')])
+""",
+        "tuple": """
+def to_ids(s, v):
+    return tuple(v.get(w, v['[UNK]']) for w in s.split())
+""",
+    },
+    "rotation": {
+        "loop": """
+def rotation(dim, steps):
+    matrix = np.zeros((dim, dim))
+    for i in range(0, dim, 2):
+        angle = steps * 10000.0 ** (-i / dim)
+        sin, cos = np.sin(angle), np.cos(angle)
+        matrix[i : i + 2, i : i + 2] = [[cos, -sin], [sin, cos]]
+    return matrix
+""",
+        "diagonal": """
+def rotation(dim, steps):
+    angle = np.repeat(steps / 10000 ** (np.arange(0, dim, 2) / dim), 2)
+    matrix = np.diag(np.cos(angle))
+    for i in range(0, dim, 2):
+        matrix[i, i + 1], matrix[i + 1, i] = -np.sin(angle[i]), np.sin(angle[i])
+    return matrix
+""",
+        "kron": """
+def rotation(dim, steps):
+    z = np.exp(1j * steps * 10000 ** (-np.arange(0, dim, 2) / dim))
+    return np.kron(np.diag(z.real), np.eye(2)) + np.kron(np.diag(z.imag), [[0, -1], [1, 0]])
+""",
+    },
+    "neighbour-score": {
+        "loop": """
+def neighbour_score(weights, step):
+    found = []
+    for i in range(len(weights)):
+        if 0 <= i + step < len(weights):
+            found.append(weights[i, i + step])
+    return sum(found) / len(found)
+""",
+        "diagonal": """
+def neighbour_score(w, step):
+    return np.diagonal(w, step).mean()
+""",
+        "average": """
+def neighbour_score(w, step):
+    i = np.arange(max(0, -step), len(w) - max(0, step))
+    return np.average(w[i, i + step])
+""",
+    },
+    "softmax-back": {
+        "mean": """
+def softmax_back(weights, d_weights):
+    mean = (weights * d_weights).sum(axis=-1, keepdims=True)
+    return weights * (d_weights - mean)
+""",
+        "jacobian": """
+def softmax_back(a, g):
+    return np.stack([(np.diag(row) - np.outer(row, row)) @ up for row, up in zip(a, g)])
+""",
+        "einsum": """
+def softmax_back(a, g):
+    return a * g - a * np.einsum('ij,ij->i', a, g)[:, None]
+""",
+    },
+    "gradients": {
+        "arrays": """
+def softmax(s):
+    e = np.exp(s - s.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+def gradients(x, w_q, w_k, w_v, d_context):
+    q, k, v = x @ w_q, x @ w_k, x @ w_v
+    a = softmax(q @ k.T / np.sqrt(q.shape[-1]))
+    d_a = d_context @ v.T
+    d_v = a.T @ d_context
+    d_s = a * (d_a - (a * d_a).sum(axis=-1, keepdims=True)) / np.sqrt(q.shape[-1])
+    d_q = d_s @ k
+    d_k = d_s.T @ q
+    return x.T @ d_q, x.T @ d_k, x.T @ d_v
+""",
+    },
+    "next-token-loss": {
+        "loops": """
+def next_token_loss(logits, ids, padding):
+    losses = []
+    for rows, text in zip(logits, ids):
+        for i in range(len(text) - 1):
+            target = text[i + 1]
+            if target == padding:
+                continue
+            x = rows[i] - rows[i].max()
+            total = np.exp(x).sum()
+            losses.append(np.log(total) - x[target])
+    return sum(losses) / len(losses)
+""",
+        "flat": """
+def next_token_loss(logits, ids, padding):
+    B, T, V = logits.shape
+    x, y = logits[:, :-1].reshape(-1, V), ids[:, 1:].reshape(-1)
+    x, y = x[y != padding], y[y != padding]
+    return np.mean(np.logaddexp.reduce(x, axis=1) - x[np.arange(len(y)), y])
+""",
+        "probabilities": """
+def next_token_loss(logits, ids, padding):
+    e = np.exp(logits[:, :-1] - logits[:, :-1].max(axis=-1, keepdims=True))
+    p = e / e.sum(axis=-1, keepdims=True)
+    p = np.take_along_axis(p, ids[:, 1:, None], axis=-1)[..., 0]
+    losses = -np.log(p)
+    seen = ids[:, 1:] != padding
+    return losses[seen].mean()
+""",
+    },
+    "learning-rate": {
+        "cases": """
+def learning_rate(step, steps, warmup, highest):
+    if step < warmup:
+        return highest * (step + 1) / warmup
+    return highest * (steps - step) / (steps - warmup)
+""",
+        "table": """
+def learning_rate(step, steps, warmup, highest):
+    rates = np.concatenate([np.arange(1, warmup + 1) / warmup,
+                            np.linspace(1, 0, steps - warmup, endpoint=False)])
+    return highest * rates[step]
+""",
+    },
+    "top-k": {
+        "order": """
+def top_k(logits, k, temperature):
+    scaled = logits / temperature
+    order = np.argsort(scaled)[::-1]
+    out = np.zeros(len(logits))
+    e = np.exp(scaled[order[:k]] - scaled.max())
+    out[order[:k]] = e / e.sum()
+    return out
+""",
+        "partition": """
+def top_k(logits, k, temperature):
+    x = (logits - logits.max()) / temperature
+    p = np.exp(x) / np.exp(x).sum()
+    p[np.argpartition(p, len(p) - k)[:len(p) - k]] = 0
+    return p / p.sum()
+""",
+    },
+    "top-p": {
+        "loop": """
+def top_p(probabilities, p):
+    order = np.argsort(-probabilities)
+    kept = np.zeros(len(probabilities))
+    total = 0.0
+    for token in order:
+        kept[token] = probabilities[token]
+        total += probabilities[token]
+        if total >= p:
+            break
+    return kept / kept.sum()
+""",
+        "sorted": """
+def top_p(probabilities, p):
+    order = np.argsort(probabilities)[::-1]
+    sums = probabilities[order].cumsum()
+    last = np.searchsorted(sums, p)
+    out = np.zeros_like(probabilities)
+    out[order[: last + 1]] = probabilities[order[: last + 1]]
+    return out / out.sum()
+""",
+    },
 }
 
 BASES = {answer["file"]: answer["code"] for answer in answers() if answer["kind"] == "base"}
@@ -505,7 +760,7 @@ def plantings(file):
     """
     cases = []
     for line in (Path(__file__).parent / file).read_text("utf-8").splitlines():
-        keys, written, changes = line.split(" | ")
+        keys, written, changes = line.split(" | ", 2)
         for one in written.split():
             new = changes.partition("=>")[2].strip()[:30]
             cases.append(pytest.param(keys, one, changes, id=f"{keys}-{one}-{new}"))

@@ -6,6 +6,8 @@ import pytest
 from qkv_marking import check, check_file
 from qkv_marking.files.wire import MAX_VALUES, Packer, unpack
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 
 def there_and_back(thing, known=lambda _: None):
     return unpack(Packer(known).pack(thing), lambda number, came: (number, came))
