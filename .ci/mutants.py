@@ -1,7 +1,5 @@
 """Change src in one place at a time, and say which tests notice: `make mutants`.
 
-    python .ci/mutants.py PYTHON PARITY_PYTHON [--seed N] [--count N] [--survivors]
-
 A mutant changes a comparison, an operator, a constant, a condition or a returned value of a
 function. The seed draws the functions, from each package in turn, and the change in each function.
 The mutants of the kernel are the lines of .ci/kernel_mutants.txt. `make test` kills a mutant, or
@@ -26,12 +24,17 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "build/mutants.jsonl"
+# an editable install would find the modules of this clone first
+OWN_MODULES = (
+    "import sys; sys.meta_path[:] = [it for it in sys.meta_path if 'Inplace' not in repr(it)]"
+)
 COMPARE = {
     **{"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="},
     **{"in": "not in", "not in": "in", "is": "is not", "is not": "is"},
 }
 OPERATE = {"+": "-", "-": "+", "*": "+", "/": "*", "//": "/", "%": "//", "@": "*", "**": "*"}
 OPERATE |= {"&": "|", "|": "&", "<<": ">>", ">>": "<<"}
+ALIVE = "alive"
 MINUTES = 10  # for the cases that .ci/run leaves out
 
 
@@ -159,7 +162,7 @@ def judge(mutant: Mutant, clone: Path, python: str, parity: str) -> str:
                 continue
             if done.returncode not in (0, 5):  # 5: no test was collected
                 return who
-        return "nobody: alive"
+        return ALIVE
     finally:
         path.write_bytes(before)
 
@@ -173,24 +176,24 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--survivors", action="store_true")
     given = parser.parse_args()
+    mutants = [*drawn(given.seed, given.count), *in_kernel()]
     if given.survivors:
         lines = [json.loads(line) for line in RESULTS.read_text("utf-8").splitlines()]
-        mutants = [Mutant(*row["mutant"]) for row in lines if row["killed by"].startswith("nobody")]
-    else:
-        mutants = [*drawn(given.seed, given.count), *in_kernel()]
+        mutants = [Mutant(*row["mutant"]) for row in lines if row["killed by"] == ALIVE]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder, "qkv")
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+        (clone / "src/sitecustomize.py").write_text(OWN_MODULES)
         for kernel in (ROOT / "src/qkv").glob("_kernel.*.so"):
             shutil.copy(kernel, clone / "src/qkv")
         for mutant in mutants:
             begin = time.monotonic()
             who = judge(mutant, clone, *(str(ROOT / it) for it in (given.python, given.parity)))
             rows.append({"mutant": mutant, "killed by": who})
-            where = f"{mutant.path}:{mutant.line}"
             change = f"{mutant.old.strip()[:40]} -> {mutant.text.strip()[:40]}"
-            print(f"{who:14} {time.monotonic() - begin:5.0f} s  {where}  {change!r}", flush=True)
+            seconds = time.monotonic() - begin
+            print(f"{who:10} {seconds:5.0f} s {mutant.path}:{mutant.line} {change!r}", flush=True)
             RESULTS.parent.mkdir(exist_ok=True)
             RESULTS.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     print(*(f"{n} {who}" for who, n in Counter(row["killed by"] for row in rows).items()), sep=", ")
