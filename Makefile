@@ -103,7 +103,8 @@ oldest: $(OLDEST_VENV)/.oldest ## test with the oldest packages that pyproject.t
 
 attack: $(VENV)/.dev ## test memory, interrupts, damaged models, random arguments: 2,000 new cases each time (SEED=7 repeats a run; CI has 400 fixed cases)
 	@seed=$(or $(SEED),$(if $(CI),,$$(date +%s))); echo "SEED=$$seed"; \
-	QKV_ATTACK=$$seed $(PYTEST) -n auto --dist worksteal -m attack tests tests/marking
+	export QKV_ATTACK=$$seed; $(PYTEST) -n auto --dist worksteal -m "attack and not alone" tests tests/marking && \
+	$(PYTEST) -m "attack and alone" tests
 
 check: $(VENV)/.dev ## check style, format, types and the house rules, and count the lines of code
 	$(BIN)/ruff check

@@ -24,10 +24,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "build/mutants.jsonl"
-# an editable install would find the modules of this clone first
-OWN_MODULES = (
-    "import sys; sys.meta_path[:] = [it for it in sys.meta_path if 'Inplace' not in repr(it)]"
-)
+# without this, an editable install finds the modules of this clone first
+OWN = "import sys; sys.meta_path[:] = [it for it in sys.meta_path if 'Inplace' not in repr(it)]"
 COMPARE = {
     **{"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="},
     **{"in": "not in", "not in": "in", "is": "is not", "is not": "is"},
@@ -139,10 +137,9 @@ def stages(mutant: Mutant, python: str, parity: str) -> Iterator[tuple[str, int,
 
 def judge(mutant: Mutant, clone: Path, python: str, parity: str) -> str:
     """Apply a mutant to the clone, run the tests, and return who notices."""
-    path = clone / mutant.path
+    path, src = clone / mutant.path, clone / "src"
     before = path.read_bytes()
     path.write_bytes(before[: mutant.start] + mutant.text.encode() + before[mutant.end :])
-    src = clone / "src"
     try:
         if mutant.path.startswith("native/"):
             build = ["cmake", "-S", "native", "-B", "build/kernel", "-DQKV_VARIANTS=own"]
@@ -184,7 +181,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder, "qkv")
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-        (clone / "src/sitecustomize.py").write_text(OWN_MODULES)
+        (clone / "src/sitecustomize.py").write_text(OWN)
         for kernel in (ROOT / "src/qkv").glob("_kernel.*.so"):
             shutil.copy(kernel, clone / "src/qkv")
         for mutant in mutants:
