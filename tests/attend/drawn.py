@@ -1,21 +1,23 @@
-"""Random calls of attention, drawn from a seed, with all arguments and sizes near block sizes.
+"""Random calls of attention, drawn from a seed, with all arguments and sizes near block sizes."""
 
-In `cases.py`, hypothesis draws small calls, which it can shrink. The calls of this file are large,
-and drawing them is fast enough for thousands of tests.
-"""
-
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import exact
-from .cases import Case
 from .support import BFLOAT16, Array
 
 F16, F32, F64 = (np.dtype(f"f{size}") for size in (2, 4, 8))
 ADDED = [F32, F32, F64, F16, BFLOAT16]  # types of masks, biases, sinks and slopes
 CELLS = 60_000  # roughly the largest L * S * heads, so that 1,000 calls take seconds
 SIZES = [1, 2, 3, 4, 7, 8, 15, 16, 17, 31, 32, 33, 40, 48, 64, 64, 65, 80, 96, 100, 128, 129]
+
+
+class Case(NamedTuple):
+    """The arguments of one call."""
+
+    arrays: tuple[Array, Array, Array]
+    options: dict[str, Any]  # including attn_mask
 
 
 def draw(

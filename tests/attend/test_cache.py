@@ -68,22 +68,6 @@ def test_with_alibi_sinks_and_a_soft_cap(window: tuple | None) -> None:
         np.testing.assert_allclose(out, expected.out, atol=1e-5)
 
 
-def test_a_window_bounds_what_is_kept() -> None:
-    query, key, value = qkv_arrays((1,), 2, L=600, S=600, d=2, dv=2)
-    cache = qkv.KVCache(window=(7, 0))
-    for i in range(600):
-        new = slice(i, i + 1)
-        arguments = cache.append(key[..., new, :], value[..., new, :])
-        memory = arguments["key"]
-        while memory.base is not None:
-            memory = memory.base
-        assert memory.nbytes <= key[..., :300, :].nbytes, "8 of 600 keys are needed"
-        out = qkv.attention(query[..., new, :], is_causal=True, **arguments)
-        seen = slice(max(0, i - 7), i + 1)
-        expected = loops.attention(query[..., new, :], key[..., seen, :], value[..., seen, :])
-        np.testing.assert_allclose(out, expected.out, atol=1e-5)
-
-
 @pytest.mark.parametrize("window", [None, (3, 0)])
 def test_ragged_rows(window: tuple | None) -> None:
     # For each step, `steps` lists how many tokens are appended to row 0, to row 1 and to row 2. NaN
@@ -160,8 +144,8 @@ def test_memory_over_a_long_text(rows: int) -> None:
     # The window needs 128 keys. The cache allocates memory for 256 keys, twice the number that the
     # window needs, so that the cache does not move keys at each step. The cache always rounds this
     # memory up to a multiple of 256 keys.
-    assert most_kept(qkv.KVCache(window=(127, 0)), 3000, rows) == 256
-    assert 3000 * 13 // 14 <= most_kept(qkv.KVCache(), 3000, rows) <= 2 * 3000
+    assert most_kept(qkv.KVCache(window=(127, 0)), 900, rows) == 256
+    assert 900 * 13 // 14 <= most_kept(qkv.KVCache(), 900, rows) <= 2 * 900
 
 
 def test_append_copies_its_arrays() -> None:

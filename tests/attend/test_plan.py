@@ -51,16 +51,6 @@ def test_key_lengths_without_padding_do_not_change_the_bits(case: str, dtype: ty
     assert_out(out, loops.attention(query, key, value), np.dtype(dtype))
 
 
-@pytest.mark.parametrize("what", [np.nan, np.inf])
-def test_nan_and_infinity_show_in_a_plain_call(what: float) -> None:
-    query, key, value = qkv_arrays(L=4, S=6, dv=2)
-    value[0, 1, 3, 1] = what
-    out = qkv.attention(query, key, value)
-    assert np.isfinite(np.delete(out[0, 1], 1, axis=-1)).all()
-    np.testing.assert_array_equal(out[0, 1, :, 1], what)
-    assert np.isfinite(out[1]).all()
-
-
 def test_a_plain_call_leaves_its_inputs_and_earlier_results_alone() -> None:
     # The next call of the thread reuses the scratch buffers.
     given = [numbers((2, 40, 8), seed) for seed in range(3)]
@@ -161,15 +151,6 @@ def test_equal_numbers_of_accepted_types_give_the_same_bits(
 ) -> None:
     arrays = qkv_arrays(L=4, S=4)
     assert (qkv.attention(*arrays, **one) == qkv.attention(*arrays, **other)).all()
-
-
-def test_arrays_in_another_byte_order_give_the_same_result() -> None:
-    arrays = [x.astype(np.float32) for x in qkv_arrays(L=4, S=4)]
-    swapped = [x.astype(x.dtype.newbyteorder()) for x in arrays]
-    expected = qkv.attention(*arrays)
-    found = qkv.attention(*swapped)
-    assert found.dtype.isnative
-    assert (found == expected).all()
 
 
 def test_threads_may_plan_at_once() -> None:

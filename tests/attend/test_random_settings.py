@@ -13,8 +13,7 @@ import qkv
 from qkv.ops.kernel import BACKENDS
 
 from . import exact
-from .cases import Case
-from .drawn import draw
+from .drawn import Case, draw
 from .loops import Loops
 from .support import (
     ON_ONE_BACKEND,

@@ -1,12 +1,10 @@
 """Tests of the number of threads: how it is set, and that it does not affect results."""
 
 import os
-import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
 import numpy as np
@@ -70,7 +68,7 @@ def vars_of(summary: object) -> tuple[np.ndarray, ...]:
 @pytest.mark.parametrize("name", CALLS)
 def test_any_number_of_threads_gives_the_same_bits(name: str) -> None:
     results = []
-    for threads in (1, 2, 3, 8):
+    for threads in (1, 3):
         qkv.set_num_threads(threads)
         results.append(CALLS[name]())
         if not isinstance(results[-1], tuple):
@@ -129,7 +127,7 @@ def _source() -> str:
 @ON_ONE_BACKEND  # the test's subprocesses run every backend
 def test_thread_counts_from_the_environment_give_the_same_bits() -> None:
     digests = set()
-    for ours, theirs in (("1", "1"), ("2", "1"), ("2", "2")):
+    for ours, theirs in (("1", "1"), ("2", "2")):
         result = _run(
             PROGRAM, _source(), *BACKENDS, QKV_NUM_THREADS=ours, OPENBLAS_NUM_THREADS=theirs
         )
@@ -150,41 +148,15 @@ def test_the_backend_of_the_environment_runs() -> None:
     assert result.stdout.strip() == BACKENDS[-1]
 
 
-@ON_ONE_BACKEND
-def test_the_error_for_an_unknown_backend_lists_the_available_ones() -> None:
-    result = _run(SHOW.format("backend"), _source(), QKV_BACKEND="abacus")
-    assert result.returncode != 0
-    error = result.stderr.strip().splitlines()[-1]
-    for word in ("QKV_BACKEND", "abacus", *BACKENDS):
-        assert word in error
-
-
-@ON_ONE_BACKEND
-def test_attention_itself_refuses_an_unknown_backend() -> None:
-    program = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import qkv, numpy as np;"
-        "x = np.ones((2, 2)); qkv.attention(x, x, x)"
-    )
-    result = _run(program, _source(), QKV_BACKEND="abacus")
-    assert result.returncode != 0
-    assert "abacus" in result.stderr
-
-
 def test_set_and_get() -> None:
     for count in (1, 3, np.int64(2)):
         qkv.set_num_threads(count)
         assert qkv.get_num_threads() == count
 
 
-@pytest.mark.parametrize("count", [0, -1])
-def test_less_than_one_thread_is_refused(count: int) -> None:
-    with pytest.raises(ValueError, match=rf"set_num_threads.*{count}"):
-        qkv.set_num_threads(count)
-
-
-@pytest.mark.parametrize("count", ["2", 1.5, None])
-def test_a_number_of_threads_is_an_int(count: object) -> None:
-    with pytest.raises(TypeError, match="set_num_threads"):
+@pytest.mark.parametrize("count", [0, -1, "2", 1.5, None])
+def test_a_number_of_threads_is_an_int_of_1_or_more(count: object) -> None:
+    with pytest.raises(ValueError if count in (0, -1) else TypeError, match="set_num_threads"):
         qkv.set_num_threads(count)
 
 
@@ -197,30 +169,6 @@ def test_the_default_is_the_cores_of_this_process() -> None:
     one = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
     result = _run(one + SHOW.format("get_num_threads"), _source())
     assert int(result.stdout) == 1
-
-
-@ON_ONE_BACKEND
-@pytest.mark.parametrize("count", ["0", "-1", "many", "1.5"])
-def test_a_wrong_number_in_the_environment_is_named(
-    count: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("QKV_NUM_THREADS", count)
-    with pytest.raises(ValueError, match=f"^QKV_NUM_THREADS={re.escape(count)} is not a number"):
-        qkv.get_num_threads()
-
-
-def test_calls_from_many_threads_at_once() -> None:
-    arrays = _big()
-    for threads in (1, 2):
-        qkv.set_num_threads(threads)
-        expected = qkv.attention(*arrays, is_causal=True, q_offset="end")
-        with ThreadPoolExecutor(4) as pool:
-            jobs = [
-                pool.submit(qkv.attention, *arrays, is_causal=True, q_offset="end")
-                for _ in range(8)
-            ]
-            for job in jobs:
-                assert (job.result() == expected).all()
 
 
 def test_calls_never_change_the_thread_count_of_numpy() -> None:

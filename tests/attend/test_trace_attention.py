@@ -10,8 +10,8 @@ from qkv.attend.arguments import check_call
 from qkv.attend.attention import softmax_of, weigh_values
 
 from . import loops
-from .cases import Case
-from .support import FLOATS, assert_near, numbers, qkv_arrays, tolerances
+from .drawn import Case
+from .support import assert_near, qkv_arrays, tolerances
 
 NAMES = [
     "scores_raw",
@@ -38,7 +38,7 @@ def agree_with_trace(case: Case) -> None:
     # Before the mask is applied, masked scores may hold any number.
     seen = expected.visible
     root = query.shape[-1] ** 0.5
-    slack = weight * max(1.0, root / min(1.0, abs(case.options.get("scale", 1.0))))
+    slack = weight * max(1.0, root / min(1.0, abs(case.options.get("scale", 1.0)) or 1.0))
     for name in loops.STAGES:
         right = expected.stages[name]
         assert trace[name].shape == right.shape, name
@@ -76,26 +76,6 @@ def test_every_step_by_hand() -> None:
     close(trace["out"], [pattern])
 
 
-def test_a_float_mask_comes_after_the_bias() -> None:
-    query, key, value = qkv_arrays()
-    mask = numbers((5, 7), 3)
-    trace = qkv.trace_attention(query, key, value, mask)
-    np.testing.assert_array_equal(trace["scores_biased"], trace["scores_scaled"])
-    np.testing.assert_allclose(trace["scores"], trace["scores_biased"] + mask, rtol=1e-6)
-
-
-def test_sinks_take_their_part_of_the_pattern() -> None:
-    case = Case(qkv_arrays(), {"sinks": np.array([2.0, 0.0])})
-    agree_with_trace(case)
-    assert (qkv.trace_attention(*case.arrays, **case.options)["pattern"].sum(axis=-1) < 0.99).all()
-
-
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_types_and_grouped_heads(dtype: np.dtype) -> None:
-    arrays = qkv_arrays(heads=4, kv_heads=2, dtype=dtype)
-    agree_with_trace(Case(arrays, {"is_causal": True, "q_offset": "end"}))
-
-
 def test_padding_and_fully_masked_rows() -> None:
     query, key, value = qkv_arrays()
     key[1, :, 3:] = value[1, :, 3:] = np.nan
@@ -115,14 +95,6 @@ def test_trace_attention_refuses_invalid_inputs() -> None:
         qkv.trace_attention(query, key[..., :3], value)
     with pytest.raises(TypeError, match=r"trace_attention.*bool.*float"):
         qkv.trace_attention(query, key, value, np.ones((5, 7), int))
-
-
-def test_a_trace_can_be_saved(tmp_path) -> None:
-    trace = qkv.trace_attention(*qkv_arrays())
-    trace.save(tmp_path / "trace.safetensors")
-    again = qkv.Trace.load(tmp_path / "trace.safetensors")
-    for name in NAMES:
-        np.testing.assert_array_equal(again[name], trace[name])
 
 
 def test_softmax_of_and_weighed_agree_with_loops() -> None:

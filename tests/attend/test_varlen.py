@@ -79,10 +79,6 @@ def test_offsets_apply_to_each_sequence(options: dict, offset: object) -> None:
     agree_with_varlen(*packed(), q_offset=offset, **options)
 
 
-def test_equal_query_and_key_lengths_need_no_offset() -> None:
-    agree_with_varlen(*packed([3, 0, 4, 1], [3, 0, 4, 1]), is_causal=True)
-
-
 def test_different_query_and_key_lengths_need_an_offset() -> None:
     with pytest.raises(ValueError, match=r"varlen_attention.*q_offset") as caught:
         qkv.varlen_attention(*packed([3, 4], [3, 9]), is_causal=True)
@@ -122,15 +118,6 @@ def test_empty_sequences_and_no_sequences() -> None:
     agree_with_varlen(*packed([], []))
     agree_with_varlen(*packed([0, 0], [3, 1]))
     agree_with_varlen(*packed([3, 1], [0, 0]))
-
-
-@pytest.mark.parametrize(
-    ("queries", "keys"),
-    [([2, 2, 2], [3, 5, 1]), ([1, 5, 3], [4, 4, 4]), ([2, 2, 3, 3], [4, 4, 1, 1])],
-)
-def test_neighbours_with_equal_query_or_key_lengths(queries: list[int], keys: list[int]) -> None:
-    agree_with_varlen(*packed(queries, keys))
-    agree_with_varlen(*packed(queries, keys), is_causal=True, q_offset="end")
 
 
 def test_many_sequences_of_many_lengths() -> None:
@@ -178,14 +165,9 @@ def test_views_of_any_strides_are_read() -> None:
     [
         ("query", [1, 3, 4, 4, 9, 11], ValueError),  # does not begin at 0
         ("query", [0, 3, 2, 4, 9, 11], ValueError),  # decreases
-        ("query", [0, 3, 4, 4, 9, 10], ValueError),  # ends before the last row
-        ("query", [0, 3, 4, 4, 9, 12], ValueError),  # ends after the last row
-        ("key", [0, 4, 10, 12, 12, 15], ValueError),
         ("key", [0, 4, 10, 12, 14], ValueError),  # another number of sequences
         ("key", [[0, 4, 10, 12, 12, 14]], ValueError),
-        ("key", [], ValueError),
         ("key", [0.0, 4.0, 10.0, 12.0, 12.0, 14.0], TypeError),
-        ("query", None, (TypeError, ValueError)),
     ],
 )
 def test_wrong_cumulative_lengths_are_refused(which: str, wrong: Any, kind: Any) -> None:
