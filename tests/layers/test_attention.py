@@ -11,10 +11,10 @@ import pytest
 
 from qkv.attend import KVCache, attention, varlen_attention
 from qkv.attend.arguments import OPTIONS
-from qkv.embed import alibi_slopes, sinusoidal_positions
+from qkv.embed import alibi_slopes
 from qkv.layers import MultiHeadAttention, RMSNorm, Rotary, SelfAttention, self_attention
 from qkv.layers.base import PACKED
-from qkv.trace import Recorder
+from rows import failing
 
 from .support import Array, loops, numbers
 
@@ -83,17 +83,6 @@ def test_by_hand() -> None:
     np.testing.assert_allclose(turned, [[2, 3], [4, 2]], rtol=1e-15)
 
 
-def test_heads_are_contiguous_column_slices_of_the_weights() -> None:
-    x = numbers(5, 6)
-    w_q, w_k, w_v = (numbers(6, 8, seed=seed) for seed in (1, 2, 3))
-    together = self_attention(x, w_q, w_k, w_v, num_heads=2)
-    apart = [self_attention(x, *(w[:, half] for w in (w_q, w_k, w_v))) for half in HALVES]
-    np.testing.assert_allclose(together, np.concatenate(apart, axis=-1), rtol=1e-13)
-
-
-HALVES = (slice(0, 4), slice(4, 8))
-
-
 def test_function_layer_and_forward_give_equal_results() -> None:
     x = numbers(2, 5, 6)
     layer = SelfAttention(6, 3, seed=4, dtype=np.float64)
@@ -126,59 +115,6 @@ def test_both_layouts() -> None:
 def named(w_q: Array, w_k: Array, w_v: Array, w_o: Array | None = None) -> dict[str, Array]:
     given = {"q_proj.weight": w_q, "k_proj.weight": w_k, "v_proj.weight": w_v}
     return given if w_o is None else given | {"out_proj.weight": w_o}
-
-
-def test_grouped_query_heads_equal_repeated_key_value_heads() -> None:
-    grouped = layer_of(embed_dim=8, num_heads=4, num_kv_heads=2, bias=True)
-    repeated = dict(grouped.parameters)
-    for name in ("k_proj", "v_proj"):
-        heads = np.split(grouped.parameters[f"{name}.weight"], 2, axis=1)
-        repeated[f"{name}.weight"] = np.hstack([heads[0], heads[0], heads[1], heads[1]])
-        biases = np.split(grouped.parameters[f"{name}.bias"], 2)
-        repeated[f"{name}.bias"] = np.hstack([biases[0], biases[0], biases[1], biases[1]])
-    full = MultiHeadAttention.from_parameters(repeated, num_heads=4)
-    assert (grouped.num_kv_heads, full.num_kv_heads) == (2, 4)
-    x = numbers(3, 6, 8, seed=9)
-    np.testing.assert_allclose(grouped(x), full(x), rtol=1e-12)
-
-
-def test_sizes_and_key_heads_are_inferred() -> None:
-    layer = MultiHeadAttention.from_weights(
-        np.ones((6, 24)), np.ones((9, 8)), np.ones((9, 10)), np.ones((30, 5)), num_heads=6
-    )
-    sizes = (layer.num_heads, layer.num_kv_heads, layer.d_query, layer.d_value)
-    assert sizes == (6, 2, 4, 5)
-    assert (layer.embed_dim, layer.context_dim, layer.output_dim) == (6, 9, 5)
-    assert layer(np.ones((3, 6)), np.ones((4, 9))).shape == (3, 5)
-
-
-def test_attention_without_positions_is_permutation_equivariant() -> None:
-    layer = SelfAttention(16, 4, seed=2, dtype=np.float64)
-    x = numbers(7, 16)
-    x[5] = x[0]  # two positions have the same word
-    order = np.array([3, 6, 0, 2, 5, 1, 4])
-    out = layer(x)
-    np.testing.assert_allclose(layer(x[order]), out[order], rtol=1e-12)
-    np.testing.assert_allclose(out[5], out[0], rtol=1e-13)
-    # Both properties are lost if positions or a causal mask distinguish the words.
-    placed = layer(x + sinusoidal_positions(7, 16))
-    assert np.abs(placed[5] - placed[0]).max() > 0.01
-    causal = layer(x, is_causal=True)
-    assert np.abs(causal[5] - causal[0]).max() > 0.01
-
-
-def test_initial_weights_do_not_saturate_softmax() -> None:
-    """With unscaled normal weights, the largest weight of a row would be 0.994 on average."""
-    x = numbers(20, 16, 128, dtype=np.float32)
-    for heads in (1, 4):
-        tops = []
-        for seed in range(5):
-            _, weights = SelfAttention(128, heads, seed=seed)(x, return_weights=True)
-            tops.append(weights.max(-1).mean())
-        assert 0.2 < np.mean(tops) < 0.4
-    plain = [numbers(128, 128, seed=seed, dtype=np.float32) for seed in (1, 2, 3)]
-    _, weights = self_attention(x, *plain, return_weights=True)
-    assert weights.max(-1).mean() > 0.97
 
 
 def test_first_values_of_the_parameters() -> None:
@@ -250,15 +186,6 @@ def test_types_promote(x: Any, weight: Any, result: Any) -> None:
     expected, _ = loops(words.astype(float), words.astype(float), named(*weights), 1)
     step = float(ml_dtypes.finfo(result).eps)
     np.testing.assert_allclose(out.astype(float), expected, rtol=8 * step, atol=8 * step)
-
-
-def test_weights_of_different_types_and_lists() -> None:
-    w = np.eye(2, dtype=np.float16), np.eye(2, dtype=np.float32), np.eye(2, dtype=np.float16)
-    assert self_attention([[1, 0], [0, 1]], *w).dtype == np.float32
-    lists = [[1.0, 0.0], [0.0, 1.0]]
-    out = self_attention([[1, 0], [0, 1]], lists, lists, lists)
-    big = math.exp(1 / math.sqrt(2))
-    np.testing.assert_allclose(out, np.array([[big, 1], [1, big]]) / (big + 1), rtol=1e-14)
 
 
 @pytest.mark.parametrize("out_proj", [True, False])
@@ -376,18 +303,6 @@ def test_padding_may_hold_anything() -> None:
     assert not out[1, 3:].any()
 
 
-def test_inputs_are_not_written_to() -> None:
-    layer = layer_of(embed_dim=4, num_heads=2, bias=True, rotary={})
-    arrays = [numbers(3, 4), numbers(5, 4, seed=1), *layer.parameters.values()]
-    before = [array.copy() for array in arrays]
-    for array in arrays:
-        array.setflags(write=False)
-    layer(arrays[0], arrays[1], is_causal=True, q_offset=1, return_weights=True)
-    layer.trace(arrays[0], arrays[1], q_offset=0)
-    for array, copy in zip(arrays, before, strict=True):
-        np.testing.assert_array_equal(array, copy)
-
-
 def test_any_strides_and_byte_order() -> None:
     layer = layer_of(embed_dim=4, num_heads=2)
     x = numbers(3, 5, 4)
@@ -502,18 +417,6 @@ def test_rotary_with_a_q_offset_for_each_text() -> None:
     assert shared.shape == (3, 2, 4)
 
 
-def test_rotary_scores_depend_only_on_distances() -> None:
-    layer = layer_of(embed_dim=8, num_heads=2, rotary=Rotary())
-    word = numbers(8)
-    x = np.tile(word, (6, 1))
-    scores = layer.trace(x)["attn_scores"][0]
-    for step in range(-5, 6):
-        for head in range(2):
-            diagonal = np.diagonal(scores[head], step)
-            np.testing.assert_allclose(diagonal, diagonal[0], rtol=1e-12)
-    assert np.ptp(scores[0, 0]) > 0.01
-
-
 # ---- traces --------------------------------------------------------------------------------------
 
 
@@ -543,37 +446,6 @@ def test_traced_arrays_equal_recomputed_arrays() -> None:
     out = z.reshape(2, 5, 12) @ p["out_proj.weight"] + p["out_proj.bias"]
     np.testing.assert_allclose(trace["attn_out"], out, rtol=1e-11, atol=1e-14)
     np.testing.assert_allclose(layer(x, is_causal=True), out, rtol=1e-11, atol=1e-14)
-
-
-def test_recording_does_not_change_the_results() -> None:
-    layer = layer_of(embed_dim=4, num_heads=2)
-    x = numbers(2, 5, 4)
-    back = {"return_weights": True, "return_lse": True}
-    record = Recorder()
-    for one, other in zip(layer(x, record=record, **back), layer(x, **back), strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert "hook_pattern" in record.arrays
-
-
-def test_a_trace_of_one_text_has_a_batch_axis() -> None:
-    layer = layer_of(embed_dim=4, num_heads=1)
-    x = numbers(3, 4)
-    one, batch = layer.trace(x), layer.trace(x[None])
-    assert one["pattern"].shape == (1, 1, 3, 3)
-    for name in one.names():
-        np.testing.assert_array_equal(one[name], batch[name])
-
-
-def test_a_trace_with_a_context() -> None:
-    layer = layer_of(embed_dim=4, num_heads=2)
-    trace = layer.trace(numbers(3, 4), numbers(7, 4, seed=1))
-    shapes = {name: trace[name].shape for name in ("q", "k", "pattern", "z")}
-    assert shapes == {
-        "q": (1, 3, 2, 2),
-        "k": (1, 7, 2, 2),
-        "pattern": (1, 2, 3, 7),
-        "z": (1, 3, 2, 2),
-    }
 
 
 def test_top_k_replaces_the_weights_with_summaries() -> None:
@@ -674,17 +546,6 @@ def test_packed_rotary_uses_the_q_offset_of_each_text() -> None:
                 np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-14)
 
 
-def test_a_packed_summary() -> None:
-    layer = layer_of(embed_dim=4, num_heads=2)
-    rows = numbers(13, 4)
-    trace = layer.trace(rows, cu_lengths=CU, top_k=2)
-    assert trace["top_weights"].shape == (5, 2, 5, 2)
-    alone = layer.trace(rows[3:8], top_k=2)
-    for name in ("top_indices", "top_weights", "received", "lse", "hook_z"):
-        np.testing.assert_allclose(trace[name][2], alone[name][0], rtol=1e-11, atol=1e-14)
-    assert (trace["top_indices"][0, :, 3:] == -1).all()
-
-
 # ---- bad input -----------------------------------------------------------------------------------
 
 
@@ -693,262 +554,114 @@ def ones(*shape: int) -> Array:
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "message"),
+    ("given", "message"),
     [
-        # making a layer
-        (lambda: SelfAttention(10, 4), ValueError, "embed_dim is 10 and num_heads is 4: .*d_query"),
-        (lambda: SelfAttention(10, 4, d_query=3), ValueError, "embed_dim is 10 and num_heads is 4"),
-        (lambda: SelfAttention(0), ValueError, "embed_dim is 0"),
-        (lambda: SelfAttention(8, 2.0), TypeError, "num_heads is 2.0; pass a whole number"),
-        (lambda: SelfAttention(8, 0), ValueError, "num_heads is 0"),
-        (
-            lambda: SelfAttention(8, 4, num_kv_heads=3),
-            ValueError,
-            "num_heads is 4 and num_kv_heads",
-        ),
-        (lambda: SelfAttention(8, 2, d_query=0), ValueError, "d_query is 0"),
-        (lambda: SelfAttention(8, 2, d_value=-1), ValueError, "d_value is -1"),
-        (lambda: SelfAttention(8, 2, dtype=int), TypeError, "dtype is int64: choose float16"),
-        (lambda: SelfAttention(8, 2, rotary={"bass": 1.0}), TypeError, "rotary is {'bass': 1.0}"),
-        (lambda: SelfAttention(8, 2, rotary=True), TypeError, "rotary is True; pass Rotary"),
-        (lambda: SelfAttention(6, 2, rotary={}), ValueError, "size 3, whose entries cannot"),
-        (lambda: SelfAttention(8, 2, rotary={"dims": 6}), ValueError, "dims is 6 and x has rows"),
-        # weights that do not fit
-        (
-            lambda: self_attention(ones(3, 4), ones(4, 6), ones(4, 6), ones(4, 6), num_heads=4),
-            ValueError,
-            r"^self_attention: w_q \(4, 6\) has 6 columns .* num_heads is 4",
-        ),
-        (
-            lambda: self_attention(ones(3, 4), ones(4, 6), ones(4, 5), ones(4, 6)),
-            ValueError,
-            r"w_q \(4, 6\) and w_k \(4, 5\): a query head has size 6",
-        ),
-        (
-            lambda: self_attention(ones(3, 4), ones(4, 6), ones(4, 4), ones(4, 6), num_heads=3),
-            ValueError,
-            r"w_q \(4, 6\) and w_k \(4, 4\): .* 6 or 2 columns, not 4",
-        ),
-        (
-            lambda: self_attention(ones(3, 4), ones(4, 6), ones(4, 6), ones(4, 5), num_heads=3),
-            ValueError,
-            r"w_k \(4, 6\) and w_v \(4, 5\): there are 3 key heads",
-        ),
-        (
-            lambda: self_attention(ones(3, 4), ones(4, 6), ones(4, 6), ones(5, 6)),
-            ValueError,
-            r"w_k \(4, 6\) takes vectors of size 4 and w_v \(5, 6\) takes vectors of size 5",
-        ),
-        (
-            lambda: self_attention(ones(3, 4), ones(4, 6), ones(5, 6), ones(5, 6)),
-            ValueError,
-            r"w_q \(4, 6\) takes vectors of size 4 and w_k \(5, 6\) takes vectors of size 5",
-        ),
-        (
-            lambda: self_attention(ones(3, 4), ones(4, 6), ones(4, 6), ones(4, 8), ones(6, 4)),
-            ValueError,
-            r"w_v \(4, 8\) and w_o \(6, 4\): the joined heads have 8 .* takes 6",
-        ),
-        (
-            lambda: self_attention(ones(3, 4), ones(4), ones(4, 6), ones(4, 6)),
-            ValueError,
-            r"w_q \(4,\): a weight must be 2-D",
-        ),
-        (
-            lambda: self_attention(ones(3, 4), ones(4, 0), ones(4, 0), ones(4, 6)),
-            ValueError,
-            r"w_q \(4, 0\): a weight must be 2-D.* no size may be 0",
-        ),
-        (
-            lambda: self_attention(ones(3, 4), ones(4, 6), ones(4, 6), ones(4, 6).astype(int)),
-            TypeError,
-            r"w_v is int64, .* w_v.astype\(np.float32\)",
-        ),
+        ((10, 4), "embed_dim is 10 and num_heads is 4: .*d_query"),
+        ((0,), "embed_dim is 0"),
+        ((8, 2.0), "num_heads is 2.0; pass a whole number"),
+        ((8, 0), "num_heads is 0"),
+        ((8, 4, {"num_kv_heads": 3}), "num_heads is 4 and num_kv_heads"),
+        ((8, 2, {"d_query": 0}), "d_query is 0"),
+        ((8, 2, {"d_value": -1}), "d_value is -1"),
+        ((8, 2, {"dtype": int}), "dtype is int64: choose float16"),
+        ((8, 2, {"rotary": {"bass": 1.0}}), "rotary is {'bass': 1.0}"),
+        ((8, 2, {"rotary": True}), "rotary is True; pass Rotary"),
+        ((6, 2, {"rotary": {}}), "size 3, whose entries cannot"),
+        ((8, 2, {"rotary": {"dims": 6}}), "dims is 6 and x has rows"),
+    ],
+    ids=str,
+)
+def test_a_layer_that_cannot_be_made(given: Any, message: str) -> None:
+    *sizes, options = given if isinstance(given[-1], dict) else (*given, {})
+    with pytest.raises((ValueError, TypeError), match=message):
+        SelfAttention(*sizes, **options)
+
+
+def test_weights_that_do_not_fit() -> None:
+    for shapes, options, message in (
+        ([(4, 6), (4, 6), (4, 6)], {"num_heads": 4}, r"^self_attention: w_q \(4.*6"),
+        ([(4, 6), (4, 5), (4, 6)], {}, r"w_q \(4, 6\) and w_k \(4, 5\): a query head has size 6"),
+        ([(4, 6), (4, 6), (4, 5)], {"num_heads": 3}, r"w_v \(4, 5\): there are 3 key heads"),
+        ([(4, 6), (4, 6), (5, 6)], {}, r"w_k \(4, 6\) takes .* 4 and w_v \(5, 6\) takes .* size 5"),
+        ([(4, 6), (5, 6), (5, 6)], {}, r"w_q \(4, 6\) takes .* 4 and w_k \(5, 6\) takes .* size 5"),
+        ([(4, 6), (4, 6), (4, 8), (6, 4)], {}, r"w_v \(4, 8\) and w_o \(6, 4\): .* 8 .* takes 6"),
+        ([(4,), (4, 6), (4, 6)], {}, r"w_q \(4,\): a weight must be 2-D"),
         # transposed weights: the error suggests the other layout if the weights fit that layout
-        (
-            lambda: self_attention(ones(5, 10), ones(20, 10), ones(20, 10), ones(25, 10)),
-            ValueError,
-            r"w_k \(20, 10\) takes vectors of size 20 and w_v .* takes vectors of size 25"
-            r'.*layout="out_in"',
-        ),
-        (
-            lambda: self_attention(ones(5, 10), ones(20, 10), ones(20, 10), ones(20, 10)),
-            ValueError,
-            r'x \(5, 10\) has vectors of size 10 and w_q \(20, 10\) takes .* 20; .*layout="out_in"',
-        ),
-        (
-            lambda: self_attention(
-                ones(5, 10), ones(10, 20), ones(10, 20), ones(10, 20), layout="out_in"
-            ),
-            ValueError,
-            r'w_q \(10, 20\) takes vectors of size 20; .*layout="in_out"',
-        ),
-        (
-            lambda: self_attention(ones(5, 10), *[ones(10, 10)] * 3, layout="io"),
-            ValueError,
-            'layout is \'io\'; pass "in_out" or "out_in"',
-        ),
+        ([(7, 4), (7, 4), (9, 4)], {}, r'w_k \(7, 4\) takes .* size 7 and w_v .*layout="out_in"'),
+        ([(7, 4)] * 3, {}, r'x \(3, 4\) has .* 4 and w_q \(7, 4\) takes .* 7; .*layout="out_in"'),
+        ([(4, 7)] * 3, {"layout": "out_in"}, r'w_q \(4, 7\) takes .* size 7; .*layout="in_out"'),
+        ([(4, 4)] * 3, {"layout": "io"}, 'layout is \'io\'; pass "in_out" or "out_in"'),
+    ):
+        with failing(shapes, options, message), pytest.raises(ValueError, match=message):
+            self_attention(ones(3, 4), *(ones(*shape) for shape in shapes), **options)
+
+
+EYES = {f"{name}_proj.weight": np.eye(4) for name in "qkv"}
+PACKED_ROWS = {"cu_lengths": [0, 3]}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: self_attention(ones(3, 4), *[np.eye(4, dtype=int)] * 3), "w_q is int64, .* w_q"),
         # parameters by name
+        (lambda: SelfAttention.from_parameters(EYES | {"o": 1.0}), "no parameter o: choose from q"),
+        (lambda: SelfAttention.from_parameters({"q_proj.weight": ones(4, 4)}), "k_proj.weight is"),
         (
-            lambda: SelfAttention.from_parameters(
-                named(ones(4, 4), ones(4, 4), ones(4, 4)) | {"o": 1.0}
-            ),
-            ValueError,
-            "no parameter o: choose from q_proj.weight, q_proj.bias",
+            lambda: SelfAttention.from_parameters(EYES | {"out_proj.bias": ones(4)}),
+            "weight is miss",
         ),
-        (
-            lambda: SelfAttention.from_parameters({"q_proj.weight": ones(4, 4)}),
-            ValueError,
-            "k_proj.weight is missing: the parameters are q_proj.weight",
-        ),
-        (
-            lambda: SelfAttention.from_parameters(
-                named(ones(4, 4), ones(4, 4), ones(4, 4)) | {"out_proj.bias": ones(4)}
-            ),
-            ValueError,
-            "out_proj.weight is missing",
-        ),
-        (
-            lambda: SelfAttention.from_parameters(
-                named(ones(4, 4), ones(4, 4), ones(4, 4)) | {"k_proj.bias": ones(3)}
-            ),
-            ValueError,
-            r"k_proj.bias has shape \(3,\), but must have \(4,\): k_proj.weight has 4 columns",
-        ),
+        (lambda: SelfAttention.from_parameters(EYES | {"k_proj.bias": ones(3)}), r"\(3,\).* \(4"),
         # inputs
-        (lambda: SelfAttention(4)(ones(3, 5)), ValueError, r"x \(3, 5\) has vectors of size 5 and"),
-        (lambda: SelfAttention(4)(ones(4)), ValueError, r"x has shape \(4,\): it must be"),
-        (lambda: SelfAttention(4)("words"), TypeError, "x is <U5; pass floats or integers"),
-        (lambda: SelfAttention(4)(ones(2, 4) > 0), TypeError, "x is bool"),
-        (lambda: SelfAttention(4)(None), TypeError, "x .* cannot be read as an array"),
-        (
-            lambda: MultiHeadAttention(4)(ones(3, 4), ones(3, 5)),
-            ValueError,
-            r"context \(3, 5\) has vectors of size 5 and "
-            r"k_proj.weight \(4, 4\) takes vectors of size 4",
-        ),
-        (
-            lambda: MultiHeadAttention(4)(ones(2, 3, 4), ones(3, 3, 4)),
-            ValueError,
-            r"x \(2, 3, 4\) and context \(3, 3, 4\): their leading dimensions must broadcast",
-        ),
+        (lambda: SelfAttention(4)(ones(3, 5)), r"x \(3, 5\) has vectors of size 5 and"),
+        (lambda: SelfAttention(4)(ones(4)), r"x has shape \(4,\): it must be"),
+        (lambda: SelfAttention(4)("words"), "x is <U5; pass floats or integers"),
+        (lambda: SelfAttention(4)(ones(2, 4) > 0), "x is bool"),
+        (lambda: SelfAttention(4)(None), "x .* cannot be read as an array"),
+        (lambda: MultiHeadAttention(4)(ones(3, 4), ones(3, 5)), r"context \(3, 5\) .* \(4, 4\) ta"),
+        (lambda: MultiHeadAttention(4)(ones(2, 3, 4), ones(3, 3, 4)), r"x \(2, 3, 4\) and context"),
         (
             lambda: MultiHeadAttention.from_weights(ones(4, 2), ones(6, 2), ones(6, 2))(ones(3, 4)),
-            ValueError,
-            r"x has vectors of size 4 and w_k \(6, 2\) takes vectors of size 6; pass a context",
+            r"x has vectors of size 4 and w_k \(6, 2\) takes .* 6; pass a context",
         ),
-        (
-            lambda: SelfAttention(4)(ones(3, 4), ones(3, 3) > 0),
-            ValueError,
-            "context is given, but self-attention does not take one: use MultiHeadAttention.* "
-            "attn_mask=",
-        ),
+        (lambda: SelfAttention(4)(ones(3, 4), ones(3, 3) > 0), "context is given, .* attn_mask="),
         (
             lambda: SelfAttention(4, dtype=np.float16)(ones(2, 4).astype(ml_dtypes.bfloat16)),
-            TypeError,
             "bfloat16 and float16 have no common type",
         ),
         # options
-        (
-            lambda: SelfAttention(4)(ones(3, 4), causal=True),
-            TypeError,
-            "causal: did you mean is_causal",
-        ),
-        (
-            lambda: SelfAttention(4)(ones(3, 4), mask=None),
-            TypeError,
-            "mask: did you mean attn_mask",
-        ),
-        (
-            lambda: SelfAttention(4)(ones(3, 4), dropout=0.1),
-            TypeError,
-            "option dropout: choose from",
-        ),
-        (
-            lambda: MultiHeadAttention(4)(ones(2, 4), ones(3, 4), is_causal=True),
-            ValueError,
-            "2 rows and key has 3, .*q_offset",
-        ),
-        (
-            lambda: MultiHeadAttention(4, rotary={})(ones(2, 4), ones(3, 4)),
-            ValueError,
-            "2 rows and context has 3, .*q_offset",
-        ),
-        (
-            lambda: SelfAttention(4).trace(ones(3, 4), return_weights=True),
-            TypeError,
-            "`trace` does not take return_weights: omit it, because the trace contains this result",
-        ),
+        (lambda: SelfAttention(4)(ones(3, 4), causal=True), "causal: did you mean is_causal"),
+        (lambda: SelfAttention(4)(ones(3, 4), dropout=0.1), "option dropout: choose from"),
+        (lambda: MultiHeadAttention(4)(ones(2, 4), ones(3, 4), is_causal=True), "2 .* 3, .*q_offs"),
+        (lambda: MultiHeadAttention(4, rotary={})(ones(2, 4), ones(3, 4)), "2 rows .* 3, .*q_offs"),
+        (lambda: SelfAttention(4).trace(ones(3, 4), return_weights=True), "does not take return_w"),
         # packed rows
-        (
-            lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0, 2]),
-            ValueError,
-            "runs from 0 to 2, but x has 3 rows",
-        ),
-        (
-            lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[1, 3]),
-            ValueError,
-            "runs from 1 to 3, but x has 3 rows: cu_lengths must begin with 0 and end with 3",
-        ),
-        (
-            lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0, 2, 1, 3]),
-            ValueError,
-            "decreases from 2 to 1",
-        ),
-        (
-            lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[]),
-            ValueError,
-            r"\(0,\): for B sequences, it must be \(B",
-        ),
-        (
-            lambda: SelfAttention(4)(ones(3, 4), cu_lengths=3),
-            ValueError,
-            r"cu_lengths has shape \(\)",
-        ),
-        (
-            lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0.0, 3.0]),
-            TypeError,
-            "cu_lengths is float64; pass whole numbers",
-        ),
-        (
-            lambda: SelfAttention(4)(ones(1, 3, 4), cu_lengths=[0, 1]),
-            ValueError,
-            r"x has shape \(1, 3, 4\): with cu_lengths, it must be \(total, D\)",
-        ),
-        (
-            lambda: MultiHeadAttention(4)(ones(3, 4), ones(3, 4), cu_lengths=[0, 3]),
-            ValueError,
-            "cu_lengths cannot be used with a context",
-        ),
+        (lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0, 2]), "runs from 0 to 2, but x has 3"),
+        (lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[1, 3]), "runs from 1 to 3, but x has 3"),
+        (lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0, 2, 1, 3]), "decreases from 2 to 1"),
+        (lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[]), r"\(0,\): for B sequences, it must"),
+        (lambda: SelfAttention(4)(ones(3, 4), cu_lengths=3), r"cu_lengths has shape \(\)"),
+        (lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0.0, 3.0]), "cu_lengths is float64"),
+        (lambda: SelfAttention(4)(ones(1, 3, 4), cu_lengths=[0, 1]), r"x has shape \(1, 3.*4"),
+        (lambda: MultiHeadAttention(4)(ones(3, 4), ones(3, 4), **PACKED_ROWS), "with a context"),
         (
             lambda: MultiHeadAttention(4)(ones(1, 3, 4), ones(1, 3, 4), cache=KVCache()),
-            ValueError,
-            r"^MultiHeadAttention: a cache cannot be used with context or cu_lengths: omit them$",
+            "^MultiHeadAttention: a cache cannot be used with context or cu_lengths: omit them",
         ),
-        (
-            lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0, 3], cache=KVCache()),
-            ValueError,
-            r"^SelfAttention: a cache cannot be used with context or cu_lengths: omit them$",
-        ),
-        (
-            lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0, 3], key_lengths=3),
-            ValueError,
-            "key_lengths cannot be used with cu_lengths: use only attn_mask, bias, is_causal",
-        ),
+        (lambda: SelfAttention(4)(ones(3, 4), **PACKED_ROWS, cache=KVCache()), "a cache cannot be"),
+        (lambda: SelfAttention(4)(ones(3, 4), **PACKED_ROWS, key_lengths=3), "key_lengths cannot"),
         (
             lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0, 1, 3], attn_mask=ones(3, 3) > 0),
-            ValueError,
             r"attn_mask has shape \(3, 3\) and \(L, S\) is \(2, 2\)",
         ),
         (
-            lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0, 3], return_weights=True),
-            ValueError,
-            "return_weights cannot be used with cu_lengths",
+            lambda: SelfAttention(4)(ones(3, 4), **PACKED_ROWS, return_weights=True),
+            "weights cannot",
         ),
     ],
 )
-def test_bad_input(make: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message) as raised:
+def test_bad_input(make: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message) as raised:
         make()
     assert "\n" not in str(raised.value)
 

@@ -9,6 +9,7 @@ import pytest
 
 from qkv.layers import MLP, Experts, GatedExperts
 from qkv.trace import Recorder
+from rows import failing
 
 from .support import Array, dot, numbers
 
@@ -167,18 +168,15 @@ def test_parameters_that_do_not_fit(change: str) -> None:
         Experts(given, top_k=1)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_settings_that_make_no_sense() -> None:
+    for settings, message in (
         ({"top_k": 5}, "top_k is 5, but there are 4 experts"),
         ({"top_k": 0}, "top_k"),
         ({"top_k": 1, "alpha": 0.0}, "alpha is 0.0"),
         ({"top_k": 1, "limit": math.inf}, "limit is inf"),
-    ],
-)
-def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Experts(drawn(), **settings)
+    ):
+        with failing(settings, message), pytest.raises(ValueError, match=message):
+            Experts(drawn(), **settings)
 
 
 def test_other_errors() -> None:

@@ -60,18 +60,6 @@ def test_types(dtype: Any) -> None:
     np.testing.assert_allclose(found.astype(np.float64), expected, close, close)
 
 
-def test_replaced_parameters_take_effect_at_once() -> None:
-    experts, x = GatedExperts(drawn(), top_k=2), numbers(4, DIM)
-    for name, array in drawn().items():
-        experts.parameters[name] = array[..., ::-1].copy()
-        same = GatedExperts(experts.parameters, top_k=2)
-        np.testing.assert_array_equal(experts(x), same(x))
-
-
-def test_no_rows() -> None:
-    assert GatedExperts(drawn(), top_k=2)(np.zeros((0, DIM))).shape == (0, DIM)
-
-
 @pytest.mark.parametrize("change", ["router_proj.weight", "experts.2.up_proj.weight"])
 def test_parameters_that_do_not_fit(change: str) -> None:
     given = drawn()

@@ -251,12 +251,6 @@ def test_cross_attention(shared: bool) -> None:
     )
 
 
-def test_one_head_of_plain_rows() -> None:
-    layer = SelfAttention(4, seed=0, dtype=np.float64)
-    x = numbers(5, 4)
-    check(layer, lambda run: run(x), {"x": x, **layer.parameters})
-
-
 @pytest.mark.parametrize(
     "norms",
     [

@@ -40,11 +40,8 @@ def test_an_unavailable_backend_is_an_error_of_each_call(monkeypatch: pytest.Mon
     for call in (qkv.attention, qkv.summarize_attention):
         with pytest.raises(ValueError, match=rf"native-abacus is not.*{', '.join(BACKENDS)}"):
             call(x, x, x)
-
-
-def _arrays(L: int = 300, S: int = 400) -> list[np.ndarray]:
-    rng = np.random.default_rng(7)
-    return [rng.standard_normal((2, 4, n, 32), dtype=np.float32) for n in (L, S, S)]
+    with pytest.raises(ValueError, match="native-abacus"):
+        qkv.backend()
 
 
 # The kernel rejects wrong arguments before it reads any memory.
@@ -82,13 +79,11 @@ ASKED: dict[str, Any] = {
     "wrong",
     [
         {"variant": len(VARIANTS)},
-        {"variant": -1},
         {"key": KEY[:, :, :, :7]},
         {"key": KEY[:1, :, :6]},
         {"key": np.ones((3, 2, 7, 8), "f4")},
         {"key": np.ones((2, 3, 7, 8), "f4")},
         {"value": VALUE[:, :1]},
-        {"value": VALUE[:, :, :6]},
         {"value": VALUE.astype("f2")},
         {"query": QUERY[0]},
         {"query": QUERY.astype("f8"), "key": KEY.astype("f8"), "value": VALUE.astype("f8")},
@@ -103,24 +98,20 @@ ASKED: dict[str, Any] = {
         {"lse": np.zeros((1, 4, 5, 1))},
         {"mask": np.ones((5, 6), bool)},
         {"mask": np.ones((3, 1, 5, 7), bool)},
-        {"mask": np.ones((2, 2, 5, 7), bool)},
         {"mask": np.ones((1, 2, 4, 5, 7), bool)},
         {"mask": np.ones((5, 7), np.int64)},
         {"bias": np.ones((5, 7), bool)},
         {"bias": np.ones((6, 7), "f4")},
         {"slopes": np.ones(3, "f4")},
-        {"slopes": np.ones(4)},
         {"slopes": np.ones(8, "f4")[::2]},
         {"sinks": np.ones((3, 2), "f4")},
         {"sinks": np.ones(4, "f4")},
         {"offset": np.zeros(3, np.int64)},
         {"offset": 2**61},
         {"query_lengths": 6},
-        {"query_lengths": -1},
         {"key_lengths": np.array([3, 8])},
         {"left": -1},
         {"weights": np.zeros((2, 4, 5, 6), "f4")},
-        {"weights": np.zeros((4, 5, 7), "f4")},
         {"weights": np.zeros((2, 4, 5, 7))},
     ],
     ids=lambda wrong: " ".join(wrong),
@@ -183,28 +174,6 @@ def test_the_kernel_refuses_starts_beyond_the_rows(
         compiled.attend_packed(0, *wide, key, out, lse, np.array([0, 5]), np.array([0, 4]), *rest)
 
 
-def test_return_lse_does_not_change_the_other_results(backend: str) -> None:
-    query, key, value = _arrays(40, 50)
-    for options in ({}, {"return_weights": True}, {"key_lengths": 9, "sinks": np.ones(4)}):
-        out, *more = qkv.attention(query, key, value, return_lse=True, **options)
-        alone = qkv.attention(query, key, value, **options)
-        pairs = zip(alone, (out, *more[:-1]), strict=True) if more[1:] else [(alone, out)]
-        for one, other in pairs:
-            np.testing.assert_array_equal(one, other)
-        np.testing.assert_allclose(more[-1], _lse(query, key, **options), rtol=2e-6)
-    q, k, v = (np.ascontiguousarray(x[0].swapaxes(0, 1)) for x in (query, key, value))
-    cu = ([0, 3, 40], [0, 20, 50])
-    out, lse = qkv.varlen_attention(q, k, v, *cu, return_lse=True)
-    np.testing.assert_array_equal(qkv.varlen_attention(q, k, v, *cu), out)
-    np.testing.assert_allclose(lse[:3].T, _lse(query[0, :, :3], key[0, :, :20]), rtol=2e-6)
-
-
-def _lse(query: np.ndarray, key: np.ndarray, **options: Any) -> np.ndarray:
-    key = key[..., : options.get("key_lengths", key.shape[-2]), :]
-    scores = query.astype(np.float64) @ key.swapaxes(-1, -2) / math.sqrt(query.shape[-1])
-    return np.log(np.exp(scores).sum(-1) + (np.e if "sinks" in options else 0))
-
-
 @native
 def test_the_kernel_computes_up_to_its_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("QKV_BACKEND", raising=False)
@@ -239,89 +208,6 @@ def test_the_kernel_takes_lse_or_none(here: int) -> None:
 
 
 # Memory layouts of arrays
-
-
-def _seen_from(arrays: list[np.ndarray], change: Any) -> list[np.ndarray]:
-    return [change(array) for array in arrays]
-
-
-def _assert_same(backend: str, actual: np.ndarray, expected: np.ndarray) -> None:
-    """Assert equal bits; NumPy has a tolerance, as its rounding depends on memory layouts."""
-    error = np.abs(actual.astype(np.float64) - expected).max()
-    assert error <= (0 if backend != "numpy" else 1e-3 if expected.dtype == "f2" else 2e-6)
-
-
-def _odd(array: np.ndarray) -> np.ndarray:
-    """Return an unaligned copy of an array: every number of the copy has an odd address."""
-    memory = np.zeros(array.nbytes + 1, np.uint8)[1:]
-    shifted = memory.view(array.dtype).reshape(array.shape)
-    shifted[...] = array
-    return shifted
-
-
-@pytest.mark.parametrize("dtype", ["f2", "f4"])
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda x: np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3),
-        lambda x: np.asfortranarray(x),
-        lambda x: np.repeat(x, 2, axis=-1)[..., ::2],
-        lambda x: np.ascontiguousarray(x[..., ::-1])[..., ::-1],
-        lambda x: np.ascontiguousarray(x[:, ::-1, ::-1])[:, ::-1, ::-1],
-        lambda x: x.astype(x.dtype.newbyteorder(">")),
-        _odd,
-        lambda x: np.rec.fromarrays([x, x > 0], names="x,y").x,
-    ],
-    ids=["swapped", "fortran", "steps", "back", "backwards", "big-endian", "misaligned", "record"],
-)
-def test_arrays_of_any_memory_layout_give_the_same_result(
-    backend: str, dtype: str, change: Any
-) -> None:
-    arrays = [array.astype(dtype) for array in _arrays(5, 7)]
-    others = _seen_from(arrays, change)
-    _assert_same(backend, qkv.attention(*others), qkv.attention(*arrays))
-    mask = np.where(np.arange(7) % 3, arrays[0][0, 0, :, :7], -np.inf).astype(dtype)[None, None]
-    expected = qkv.attention(*arrays, mask, bias=mask)
-    _assert_same(backend, qkv.attention(*others, change(mask), bias=change(mask)), expected)
-
-
-def test_broadcast_arrays_give_the_same_result_as_copies(backend: str) -> None:
-    query, key, value = _arrays(5, 7)
-    wide = [np.broadcast_to(x[:1], x.shape) for x in (query, key, value)]
-    _assert_same(
-        backend, qkv.attention(*wide), qkv.attention(*(np.ascontiguousarray(x) for x in wide))
-    )
-    odd = [np.broadcast_to(_odd(x[:1]), x.shape) for x in (query, key, value)]
-    _assert_same(backend, qkv.attention(*odd), qkv.attention(*wide))
-    same = np.broadcast_to(np.float32(0.5), (5, 32))
-    np.testing.assert_allclose(qkv.attention(same, same, same), 0.5, rtol=1e-6)
-
-
-@pytest.mark.parametrize("heads", [4, 2])
-def test_out_with_any_strides_is_written_in_place(backend: str, heads: int) -> None:
-    query, key, value = _arrays(5, 7)
-    key, value = key[:, :heads], value[:, :heads]
-    expected = qkv.attention(query, key, value)
-    whole = np.full((2, 5, 4, 40), 9, np.float32)
-    for out in (
-        whole.transpose(0, 2, 1, 3)[..., 3:35],  # in `whole`, tokens are before heads
-        np.full((2, 4, 5, 64), 9, np.float32)[..., ::2],
-        np.full((5, 2, 4, 32), 9, np.float32).transpose(1, 2, 0, 3),
-    ):
-        assert qkv.attention(query, key, value, out=out) is out
-        np.testing.assert_array_equal(out, expected)
-    assert (whole[..., :3] == 9).all()
-    assert (whole[..., 35:] == 9).all()
-
-
-def test_out_is_unchanged_after_an_error(backend: str) -> None:
-    query, key, value = _arrays(5, 7)
-    out = np.full((2, 4, 5, 32), 9, np.float32)
-    with pytest.raises(ValueError, match="q_offset"):
-        qkv.attention(query, key, value, is_causal=True, out=out)
-    with pytest.raises(ValueError, match="key_lengths"):
-        qkv.attention(query, key, value, key_lengths=8, out=out)
-    assert (out == 9).all()
 
 
 @native
