@@ -8,7 +8,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import qkv
 from qkv.models import load
 from qkv.models.files._tensors import Tensors
 from qkv.ops.kernel import BACKENDS, VARIANTS
@@ -73,14 +72,6 @@ def test_a_float32_file_is_rounded_to_bfloat16_on_request(folder, dtype):
         assert array.dtype == BFLOAT16
     theirs = folder.tensors["embeddings.word_embeddings.weight"].astype(BFLOAT16)
     np.testing.assert_array_equal(model.parameters["embed.weight"], theirs)
-
-
-def test_a_bfloat16_file_is_read_as_float32_by_default(halves):
-    path, tensors = halves
-    parameters = load(path).parameters
-    assert {array.dtype for array in parameters.values()} == {np.dtype(np.float32)}
-    table = tensors["embeddings.word_embeddings.weight"]
-    np.testing.assert_array_equal(parameters["embed.weight"], table.astype(np.float32))
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -217,13 +208,6 @@ def test_a_parameter_that_is_replaced_is_rounded(halves):
     model.parameters["blocks.0.mlp.up_proj.weight"] = weight.astype(np.float64) * 1.5
     assert model.parameters["blocks.0.mlp.up_proj.weight"].dtype == BFLOAT16
     assert np.abs(model.encode(TEXTS) - before).max() > 1e-3
-
-
-def test_the_random_model_works_in_bfloat16():
-    wide, short = qkv.load("random"), qkv.load("random", dtype="bfloat16")
-    text = "I sat on the bank of the river."
-    assert short.encode(text).dtype == np.float32
-    assert cosines(short.encode(text), wide.encode(text)) > 0.999
 
 
 def test_the_sentence_vectors_of_a_trained_model_hardly_change():

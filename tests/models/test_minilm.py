@@ -5,7 +5,6 @@ import importlib.util
 import numpy as np
 import pytest
 
-import qkv
 from qkv.models import load
 
 pytestmark = pytest.mark.skipif(
@@ -56,27 +55,3 @@ def test_its_sentence_vectors(minilm):
     similar = vectors @ vectors.T
     assert 0.5 < similar[0, 1] < 0.8
     assert similar[0, 2] < 0.4
-
-
-def test_its_limit_is_256(minilm):
-    assert minilm.max_seq_length == 256
-    with pytest.warns(UserWarning, match="cut to 256 tokens"):
-        assert len(minilm.trace("bank " * 400, top_k=1).tokens) == 256
-
-
-def test_z_is_what_the_formula_gives(minilm):
-    trace = minilm.trace([RIVER, MONEY])
-    for layer in range(6):
-        again = qkv.attention(**trace.attention_inputs(layer))
-        np.testing.assert_allclose(np.swapaxes(again, 1, 2), trace["z", layer], atol=2e-6)
-
-
-def test_its_weights_stay_in_the_file(minilm):
-    """No matrix is copied on loading: each is a view of the mapped file."""
-    matrices = {name: array for name, array in minilm.parameters.items() if array.ndim > 1}
-    assert len(matrices) > 30
-    for name, array in matrices.items():
-        base = array
-        while isinstance(base.base, np.ndarray):
-            base = base.base
-        assert base.dtype == np.uint8, name

@@ -16,6 +16,7 @@ from qkv.models.network.batch import PackedIds
 from qkv.models.run.edited_run import EditedRun
 from qkv.models.tasks.generate import Generated, first_step
 from qkv.trace import Seq2SeqTrace
+from rows import failing
 from see.page.reading import payload_in
 
 from .small_models import arrays_of
@@ -597,20 +598,17 @@ def test_rows_without_a_token(model):
     assert empty.logits.shape == (0, 2, 20)
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "message"),
-    [
+def test_ids_that_do_not_fit(model):
+    for given, error, message in (
         (([[3]],), ValueError, "decoder_input_ids are missing"),
         (([[3]], None, [[0], [0]]), ValueError, "input_ids have 1 rows and decoder_input_ids.*2"),
         (([[3]], None, [[[0]]]), ValueError, r"decoder_input_ids have shape \(1, 1, 1\)"),
         (([[3]], None, [[0.0]]), TypeError, "decoder_input_ids are float64"),
         (([[3]], None, [[20]]), ValueError, "no token 20"),
         (([[3]], None, [[0]], [[2]]), ValueError, "decoder_attention_mask holds numbers other"),
-    ],
-)
-def test_ids_that_do_not_fit(model, given, error, message):
-    with pytest.raises(error, match=message):
-        model(*given)
+    ):
+        with failing(given, error, message), pytest.raises(error, match=message):
+            model(*given)
 
 
 def test_targets_that_do_not_fit(model):
@@ -652,12 +650,6 @@ def test_the_start_that_generation_config_names(tmp_path):
     (folder / "generation_config.json").write_text(json.dumps({"decoder_start_token_id": 3}))
     trace = load(folder).trace("the cat", target="die")
     assert trace.decoder.ids == [3, 8]
-
-
-def test_a_generation_config_that_leaves_the_start_to_the_config(tmp_path):
-    folder = t5(tmp_path, config={"decoder_start_token_id": 2})
-    (folder / "generation_config.json").write_text(json.dumps({"decoder_start_token_id": None}))
-    assert load(folder).trace("the cat", target="die").decoder.ids == [2, 8]
 
 
 def test_words_of_a_sentencepiece_tokenizer(tmp_path):
@@ -759,17 +751,14 @@ def test_hide_masks_encoder_positions_for_both_sides_whatever_the_padding(model,
         np.testing.assert_allclose(found[row, shown[row] == 1], alone, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "error", "said"),
-    [
+def test_edits_of_two_texts_that_do_not_fit(model):
+    for name, error, said in (
         (("resid_post", 0), KeyError, "`edit` has .*: names begin with 'encoder.*' or '"),
         ("decoder.3.hook_resid_post", KeyError, "`edit` has 'decoder.3.hook_resid_post'"),
         ("decoder.0.cross_attn.hook_k", ValueError, r"whose shape is \(2, 5, 3, 5\) here"),
         ("decoder.0.attn.hook_pattern", ValueError, r"whose shape is \(2, 3, 5, 5\) here"),
         ("decoder.0.cross_attn.hook_pattern", ValueError, r"whose shape is \(2, 3, 5, 5\) here"),
         ("encoder.hook_embed", ValueError, r"whose shape is \(2, 5, 12\) here"),
-    ],
-)
-def test_edits_of_two_texts_that_do_not_fit(model, name, error, said):
-    with pytest.raises(error, match=f"^.?trace: .*{said}"):
-        model.trace(ASKED, target=ANSWERED, edit={name: np.ones((2, 7))})
+    ):
+        with failing(name, error, said), pytest.raises(error, match=f"^.?trace: .*{said}"):
+            model.trace(ASKED, target=ANSWERED, edit={name: np.ones((2, 7))})

@@ -58,39 +58,6 @@ def tensors() -> dict[str, np.ndarray]:
     }
 
 
-def test_its_tensors_are_those_of_a_llama(tensors: dict[str, np.ndarray]) -> None:
-    """RMSNorm without biases, rotary positions, grouped heads, SwiGLU, tied token table."""
-    assert (CONFIG["model_type"], CONFIG["hidden_act"]) == ("llama", "silu")
-    assert CONFIG["tie_word_embeddings"] is True
-    assert CONFIG["rope_theta"] == 10000.0
-    layers, dim, hidden = (
-        CONFIG[f"{name}"] for name in ("num_hidden_layers", "hidden_size", "intermediate_size")
-    )
-    heads, groups = CONFIG["num_attention_heads"], CONFIG["num_key_value_heads"]
-    assert 1 < groups < heads
-    assert heads % groups == 0
-    size = dim // heads
-    expected = {
-        "model.embed_tokens.weight": (CONFIG["vocab_size"], dim),
-        "model.norm.weight": (dim,),
-    }
-    for layer in range(layers):
-        here = f"model.layers.{layer}."
-        shapes = {
-            "self_attn.q_proj": (heads * size, dim),
-            "self_attn.k_proj": (groups * size, dim),
-            "self_attn.v_proj": (groups * size, dim),
-            "self_attn.o_proj": (dim, heads * size),
-            "mlp.gate_proj": (hidden, dim),
-            "mlp.up_proj": (hidden, dim),
-            "mlp.down_proj": (dim, hidden),
-            "input_layernorm": (dim,),
-            "post_attention_layernorm": (dim,),
-        }
-        expected |= {f"{here}{name}.weight": shape for name, shape in shapes.items()}
-    assert {name: array.shape for name, array in tensors.items()} == expected
-
-
 def test_its_logits_are_those_of_the_formulas(
     model: qkv.Model, tensors: dict[str, np.ndarray]
 ) -> None:
@@ -113,13 +80,6 @@ def test_its_sizes_are_those_of_its_card(model: qkv.Model) -> None:
     assert f"{layers} layers, {heads} query heads on {groups} key and value heads" in CARD
     assert f"vectors of {dim} numbers, a vocabulary of {len(model.tokenizer):,} byte" in CARD
     assert f"{model.max_seq_length} positions, {numbers:.1f} million parameters" in CARD
-
-
-def test_the_licence_of_its_source_is_beside_it() -> None:
-    licence = (PLACE / "LICENSE.wordnet").read_text(encoding="utf-8")
-    assert "WordNet 3.0 Copyright 2006 by Princeton University" in licence
-    assert licence == (shipped_models()["books"] / "LICENSE.wordnet").read_text(encoding="utf-8")
-    assert "this entire notice" not in CARD  # the licence is only in its own file
 
 
 def said_of_heads() -> dict[str, np.ndarray]:

@@ -88,13 +88,6 @@ def test_a_text_without_words_cannot_be_encoded():
         model.trace(" ")
 
 
-def test_it_takes_texts_of_512_words():
-    model = random_model(TEXT)
-    assert model.max_seq_length == 512
-    with pytest.warns(UserWarning, match="cut to 512"):
-        assert len(model.trace("cat " * 600, top_k=1).tokens) == 512
-
-
 def test_load_random_knows_the_lessons_words():
     model = load("random")
     for text in LESSONS:

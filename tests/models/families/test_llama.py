@@ -12,6 +12,7 @@ import pytest
 from qkv.models import ModelError, load
 from qkv.models.families import FAMILIES
 from qkv.models.network.design import Design
+from rows import failing
 
 SIZES = {
     "vocab_size": 30,
@@ -187,9 +188,8 @@ def test_refused(name: str, values: dict[str, Any], message: str) -> None:
         design(name, **values)
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "message"),
-    [
+def test_values_refused_by_one_family() -> None:
+    for name, values, message in (
         ("llama", {"pretraining_tp": 2}, "pretraining_tp is 2"),
         ("llama", {"rope_interleaved": True}, "rope_interleaved is True"),
         ("qwen2", {"use_mrope": True}, "use_mrope is True"),
@@ -199,11 +199,9 @@ def test_refused(name: str, values: dict[str, Any], message: str) -> None:
         ("qwen3", {"layer_types": SLIDING[:2]}, "a list of 3"),
         ("qwen3", {"layer_types": ["chunked_attention"] * 3}, "layer_types has 'chunked_attent"),
         ("qwen3", {"layer_types": "full_attention"}, "a list of 3"),
-    ],
-)
-def test_values_refused_by_one_family(name: str, values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ModelError, match=message):
-        design(name, **values)
+    ):
+        with failing(name, values, message), pytest.raises(ModelError, match=message):
+            design(name, **values)
 
 
 def test_refused_before_weights_are_looked_for(tmp_path: Path) -> None:

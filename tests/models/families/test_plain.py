@@ -1,4 +1,4 @@
-"""Tests of `qkv-plain`, a small transformer whose parts can be switched off."""
+"""Tests of `qkv-plain`, whose parts can be switched off, and of `qkv-attention-only`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import qkv
+from qkv.layers import LayerNorm, MultiHeadAttention
+from qkv.layers.block import Block
 from qkv.models import ModelError
 from qkv.models.untrained import fresh_model
 
@@ -17,6 +19,7 @@ SIZES = {
     **{"max_position_embeddings": 9, "num_hidden_layers": 2},
 }
 SWITCHES: dict[str, dict[str, Any]] = {
+    "attention only": {"model_type": "qkv-attention-only", "mlp": False},  # of Elhage et al. 2021
     "by default": {},
     "no norms": {"norms": False},
     "no norms, no biases, fewer words": {"norms": False, "biases": False, "output_vocab_size": 7},
@@ -28,7 +31,10 @@ IDS = [3, 1, 4, 1, 5, 9]
 
 
 def model(switches: dict[str, Any], dtype: Any = np.float64) -> qkv.Model:
-    fresh = fresh_model(SIZES | switches, dtype=dtype)
+    config = SIZES | switches
+    if config["model_type"] == "qkv-attention-only":
+        del config["mlp"], config["num_hidden_layers"]  # it has no switch, and two layers
+    fresh = fresh_model(config, dtype=dtype)
     rng = np.random.default_rng(3)
     for name in fresh.parameters:
         array = fresh.parameters[name]
@@ -101,6 +107,23 @@ def test_gradient_of_a_logit_equals_its_central_difference(name: str) -> None:
         found.parameters["embed.weight"] = moved
         ends.append(found([IDS]).logits[0, 4, 6])
     np.testing.assert_allclose(gradient @ direction, (ends[0] - ends[1]) / (2 * step), rtol=1e-6)
+
+
+def test_a_trace_without_mlps_has_no_mlp() -> None:
+    found = model(SWITCHES["attention only"])
+    trace = found.trace(np.array([[3, 1, 4]]))
+    assert not [name for name in trace.names() if "mlp" in name]
+    np.testing.assert_array_equal(trace["resid_mid", 1], trace["resid_post", 1])
+    with pytest.raises(KeyError):
+        found.trace(np.array([[3, 1, 4]]), names="mlp_out")
+
+
+def test_an_mlp_and_its_norm_belong_together() -> None:
+    attn = MultiHeadAttention(4, seed=0)
+    with pytest.raises(ValueError, match="an mlp needs norm2"):
+        Block(attn, LayerNorm(4), None, LayerNorm(4), post_norm=False)
+    with pytest.raises(ValueError, match="a block with post_norm has only norm1 and norm2"):
+        Block(attn, LayerNorm(4), None, None, post_norm=True)
 
 
 def test_generation_without_norms_equals_the_logits_of_the_whole_text() -> None:

@@ -115,12 +115,6 @@ def test_the_example_of_the_documentation_works_and_has_thirty_lines() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", "".join(cells)], check=True)
 
 
-def test_an_unknown_family_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    write(tmp_path, model_type="tests-unknown")
-    with pytest.raises(qkv.ModelError, match=r"'tests-unknown'.*; register it with qkv\.models"):
-        qkv.load(tmp_path)
-
-
 @pytest.mark.usefixtures("registered")
 def test_a_design_function_that_returns_no_design_is_named(tmp_path: Path) -> None:
     write(tmp_path, model_type="tests-wrong")
@@ -149,7 +143,6 @@ def test_a_missing_name_is_named(tmp_path: Path) -> None:
         ((3, design, NAMES), TypeError, "model_type is 3; pass a string"),
         (("tests-wrong", "gpt2", NAMES), TypeError, "design is 'gpt2'; pass a function"),
         (("tests-wrong", design, ["embed"]), TypeError, r"names is \['embed'\]; pass a dict"),
-        (("tests-wrong", design, {"embed": 3}), TypeError, "names is .*; pass a dict"),
     ],
 )
 def test_a_bad_registration_is_refused(arguments: Any, error: type[Exception], said: str) -> None:

@@ -38,23 +38,6 @@ def one_line(caught, *parts):
 # values and types
 
 
-def test_linear_weights_have_shape_in_out(folder):
-    parameters = load(folder.write()).parameters
-    theirs = folder.tensors["encoder.layer.1.intermediate.dense.weight"]
-    assert parameters["blocks.1.mlp.up_proj.weight"].shape == (12, 20)
-    np.testing.assert_array_equal(parameters["blocks.1.mlp.up_proj.weight"], theirs.T)
-    table = folder.tensors["embeddings.word_embeddings.weight"]
-    np.testing.assert_array_equal(parameters["embed.weight"], table)
-
-
-def test_every_tensor_becomes_one_parameter(folder):
-    parameters = load(folder.write()).parameters
-    assert len(parameters) == len(folder.tensors)
-    ours = sorted(array.sum(dtype=np.float64) for array in parameters.values())
-    theirs = sorted(array.sum(dtype=np.float64) for array in folder.tensors.values())
-    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
-
-
 def test_int8_rows_are_multiplied_by_their_scales(folder):
     """Only matrices are in int8, including the token table; vectors keep their type."""
     stored, expected, rng = {}, {}, np.random.default_rng(0)
@@ -84,7 +67,6 @@ def test_int8_rows_are_multiplied_by_their_scales(folder):
     [
         ("encoder.layer.0.output.dense.weight", np.ones(11, np.float16), "F16 (11,)"),
         ("encoder.layer.0.output.dense.weight", np.ones(12, np.float32), "F32 (12,)"),
-        ("encoder.layer.0.output.dense.weight", np.ones((12, 1), np.float16), "F16 (12, 1)"),
         ("encoder.layer.0.output.dense.bias", np.ones(12, np.float16), "is F32 (12,) and"),
     ],
 )
@@ -208,16 +190,6 @@ def test_parameters_that_do_not_fit(folder):
 
 
 # names
-
-
-def test_names_with_the_prefix_of_a_model_with_a_head(folder):
-    expected = hidden(folder.write())
-    prefixed = {f"bert.{name}": array for name, array in folder.tensors.items()}
-    prefixed["cls.predictions.bias"] = np.zeros(30, np.float32)
-    prefixed["bert.pooler.dense.weight"] = np.zeros((12, 12), np.float32)
-    prefixed["bert.embeddings.position_ids"] = np.arange(16)[None]
-    folder.weights("model.safetensors", prefixed)
-    np.testing.assert_array_equal(hidden(folder.path), expected)
 
 
 def test_old_names_of_the_norms(folder):
@@ -376,7 +348,6 @@ def test_a_truncated_file(folder, kept):
     [
         b"not safetensors at all, but long enough",
         (100 * 2**30).to_bytes(8, "little") + b"{}",
-        (2**64 - 1).to_bytes(8, "little") + b"{}",
         (2).to_bytes(8, "little") + b"[]",
         (4).to_bytes(8, "little") + b"\xff\xfe{}",
         pickle.dumps({"a": 1}),
@@ -386,28 +357,6 @@ def test_a_file_that_is_not_safetensors_is_refused(folder, content):
     path = folder.write() / "model.safetensors"
     path.write_bytes(content)
     with pytest.raises(ModelError, match="the file is truncated or not a safetensors") as caught:
-        load(folder.path)
-    one_line(caught, str(path))
-
-
-@pytest.mark.parametrize("change", ["overlap", "gap", "long", "shape", "dtype"])
-def test_a_header_that_contradicts_itself(folder, change):
-    path = folder.write() / "model.safetensors"
-    raw = path.read_bytes()
-    length = int.from_bytes(raw[:8], "little")
-    header = json.loads(raw[8 : 8 + length])
-    name = "embeddings.LayerNorm.bias"
-    start, stop = header[name]["data_offsets"]
-    header[name] |= {
-        "overlap": {"data_offsets": [start - 4, stop - 4]},
-        "gap": {"data_offsets": [start, stop - 4]},
-        "long": {"data_offsets": [start, 10**15]},
-        "shape": {"shape": [2**40, 2**40]},
-        "dtype": {"dtype": "F999"},
-    }[change]
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
-    with pytest.raises(ModelError) as caught:
         load(folder.path)
     one_line(caught, str(path))
 
@@ -435,9 +384,7 @@ def test_pickles_are_never_opened(folder, name, tmp_path):
         (["LlamaForCausalLM"], "LlamaForCausalLM"),
         (["BertForMaskedLM", "BertModel"], "BertForMaskedLM"),
         (None, "AutoModel"),
-        ([], "AutoModel"),
         ([3], "AutoModel"),
-        ("BertModel", "AutoModel"),
         (["os.system('x'); A"], "AutoModel"),
         (["\u0410utoModel"], "AutoModel"),
         (["A" * 81], "AutoModel"),

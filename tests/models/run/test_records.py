@@ -303,12 +303,9 @@ def test_a_gradient_is_that_of_the_swapped_text(model: Model) -> None:
     ("record", "said"),
     [
         ({"op": "hide", "token": 8}, r"\(hide\) has token 8; pass 0 to 7, because the text has 8"),
-        ({"op": "hide", "token": -1}, r"\(hide\) has token -1; pass 0 to 7"),
         ({"op": "hide", "token": "cat"}, r"\(hide\) has token 'cat'; pass 0 to 7"),
-        ({"op": "hide", "token": True}, r"\(hide\) has token True; pass 0 to 7"),
         ({"op": "mask", "query": 1, "key": 9}, r"\(mask\) has key 9; pass 0 to 7"),
         ({"op": "ablate", "layer": 2}, r"\(ablate\) has layer 2; pass 0 to 1, because the model"),
-        ({"op": "ablate", "layer": -1}, r"\(ablate\) has layer -1; pass 0 to 1"),
         ({"op": "ablate", "layer": 0, "head": 3}, r"\(ablate\) has head 3; pass 0 to 2, because a"),
         (
             {"op": "ablate", "layer": 0, "head": 1, "with": [1.0] * 3},
@@ -323,9 +320,7 @@ def test_a_gradient_is_that_of_the_swapped_text(model: Model) -> None:
             )
             for value in (10**400, 2**70)
         ),
-        ({"op": "scale", "value": [1]}, r"\(scale\) has value \[1\]; pass a finite number"),
         (RECORDS["row"] | {"weights": [1]}, r"\(row\) has weights \[1\]; pass.*8"),
-        (RECORDS["row"] | {"weights": np.ones(9)}, r"\(row\) has weights an array \(9,\); pass 8"),
         (
             {"op": "add", "at": "attn_out", "layer": 0, "vector": [1.0] * 11},
             r"\(add\) has vector \[1.*; pass 12 finite numbers, the size of a vector",
@@ -339,7 +334,6 @@ def test_a_gradient_is_that_of_the_swapped_text(model: Model) -> None:
             {"op": "patch", "at": "z", "layer": 0, "from": ["a dog ran"]},
             r"\(patch\) has from \['a dog ran'\]; pass a text with at least one word",
         ),
-        ({"op": "patch", "at": "z", "layer": 0, "from": " "}, r"\(patch\) has from ' '; pass a"),
         (
             {"op": "patch", "at": "mlp_out", "layer": 0, "head": 1, "from": OTHER},
             r"\(patch\) has a head, but mlp_out does not belong to a head: omit the head",
@@ -357,7 +351,6 @@ def test_a_gradient_is_that_of_the_swapped_text(model: Model) -> None:
             r"\(set\) has value \[inf.*; pass finite numbers \(4,\), because",
         ),
         ({"op": "swap", "token": 2, "with": "dig"}, r"\(swap\) has with 'dig'; pass one entry of"),
-        ({"op": "swap", "token": 8, "with": "dog"}, r"\(swap\) has token 8; pass 0 to 7"),
     ],
     ids=lambda value: str(value)[:50],
 )

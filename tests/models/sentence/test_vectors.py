@@ -7,6 +7,7 @@ import pytest
 
 from qkv.models import load
 from qkv.models.sentence.vectors import quantize, similarity, similarity_pairwise
+from rows import failing
 
 TEXTS = ["the cat sat.", "a dog ran", "the mat"]
 # The first number rises from -1 to 1.55 in steps of 0.01; the second is constant.
@@ -57,9 +58,8 @@ def test_no_text_at_all(small, precision, width, dtype):
     assert found.dtype == dtype
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+def test_what_does_not_go_together(small):
+    for options, words in (
         ({"precision": "int4"}, "precision is 'int4': choose float32 or int8 or uint8"),
         (
             {"precision": "binary", "output_value": "token_embeddings"},
@@ -67,11 +67,9 @@ def test_no_text_at_all(small, precision, width, dtype):
         ),
         ({"normalize_embeddings": True, "output_value": None}, "normalize_embeddings is for"),
         ({"output_value": "logits"}, "output_value is 'logits': choose sentence_embedding or"),
-    ],
-)
-def test_what_does_not_go_together(small, options, words):
-    with pytest.raises(ValueError, match=f"encode: {words}"):
-        load(small).encode(TEXTS, **options)
+    ):
+        with failing(options, words), pytest.raises(ValueError, match=f"encode: {words}"):
+            load(small).encode(TEXTS, **options)
 
 
 @pytest.mark.parametrize("options", [{"convert_to_tensor": True}, {"convert_to_numpy": False}])
@@ -122,18 +120,15 @@ def test_similarity(how):
     )
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "error", "words"),
-    [
+def test_vectors_that_cannot_be_compared():
+    for a, b, error, words in (
         (A, B[:, :1], ValueError, r"a has shape \(2, 2\) and b has shape \(3, 1\)"),
         (A[None], B, ValueError, r"a has shape \(1, 2, 2\)"),
         (A > 0, B, TypeError, "a is bool"),
         (A, [["x", "y"]], TypeError, "b is"),
-    ],
-)
-def test_vectors_that_cannot_be_compared(a, b, error, words):
-    with pytest.raises(error, match=f"{words}"):
-        similarity(a, b, "cosine")
+    ):
+        with failing(a, b, error, words), pytest.raises(error, match=f"{words}"):
+            similarity(a, b, "cosine")
 
 
 def test_pairwise_similarity_needs_equal_counts():

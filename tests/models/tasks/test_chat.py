@@ -82,12 +82,6 @@ def test_two_threads_do_not_get_the_same_caches(
     assert len({id(past) for past in taken}) == 2
 
 
-def test_a_copy_of_a_model_does_not_get_its_caches(random: qkv.Model) -> None:
-    random.chat(ASKED, max_new_tokens=3)
-    assert random.conversation is not None
-    assert random.with_parameters(random.parameters).conversation is None
-
-
 def test_the_template_makes_the_prompt_and_the_model_answers(tmp_path: Path) -> None:
     # `writer` cuts the prompt without an end token: the script starts after the whole prompt
     prompt = TOKENIZER.encode(PROMPT, add_special_tokens=False).ids

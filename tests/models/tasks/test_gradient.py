@@ -56,50 +56,6 @@ def logit(model, text, of, name=None):
     return found[of[1]] - (found[of[2]] if len(of) == 3 else 0)
 
 
-def test_a_row_of_the_token_table_moves_the_logit_by_its_gradient(decoder):
-    """The gradient at `embed` equals central differences.
-
-    To compute central differences, the test changes single numbers of the token table. The output
-    head has a separate table, which stays the same.
-    """
-    assert "head.out_proj.weight" in decoder.parameters
-    ids, of = [3, 7, 5, 9], (-1, 6, 2)
-    grad = decoder.gradient(ids, of=of)["embed"]
-    assert grad.shape == (1, 4, decoder.dim)
-    step = 1e-5
-    for position, column in ((0, 0), (1, 3), (3, 1)):
-        ends = []
-        for sign in (1, -1):
-            table = decoder.parameters["embed.weight"].copy()
-            table[ids[position], column] += sign * step
-            moved = decoder.with_parameters({**decoder.parameters, "embed.weight": table})
-            ends.append(logit(moved, ids, of))
-        slope = (ends[0] - ends[1]) / (2 * step)
-        assert grad[0, position, column] == pytest.approx(slope, rel=1e-6, abs=1e-9)
-
-
-def test_integrated_gradients_sum_to_the_difference(decoder):
-    """Gradients that are integrated along scaled embeddings sum to the difference of the logits.
-
-    Proposition 1 of Sundararajan, Taly and Yan 2017. The scale grows from 1/20 to 1.
-    """
-    ids, of = [3, 7, 5, 9], (-1, 6, 2)
-    table = decoder.parameters["embed.weight"]
-
-    def scaled(share):
-        return decoder.with_parameters({**decoder.parameters, "embed.weight": share * table})
-
-    rows = decoder.trace(ids, names="embed")["embed"]
-    nodes, weights = np.polynomial.legendre.leggauss(100)
-    first = 0.05  # at 0, RMSNorm would divide by its epsilon alone
-    shares = first + (1 - first) * (nodes + 1) / 2
-    grads = [scaled(share).gradient(ids, of=of)["embed"] for share in shares]
-    mean = sum(w * grad for w, grad in zip(weights, grads, strict=True)) * (1 - first) / 2
-    whole = logit(decoder, ids, of) - logit(scaled(first), ids, of)
-    assert abs(whole) > 0.01
-    assert (rows * mean).sum() == pytest.approx(whole, rel=1e-8)
-
-
 def test_gradients_of_a_padded_batch_match_single_texts(decoder):
     asked = ["embed", ("q", 0), ("resid_post", -1), "blocks.0.mlp.hook_post"]
     batch = decoder.gradient(TEXTS, of=(-1, 5), at=asked)
@@ -179,7 +135,6 @@ def test_an_encoder_at_its_mask():
             ValueError,
             r"gradient at 'z' may depend on .* function that edits blocks\.0\.hook_resid_post, but",
         ),
-        ({"edit": {"full_embed": np.tanh}}, ValueError, "function that edits hook_full_embed, but"),
         (
             {"edit": {"ln_final.hook_scale": np.tanh}, "at": ["ln_final.hook_normalized"]},
             ValueError,
@@ -189,26 +144,20 @@ def test_an_encoder_at_its_mask():
         ({"hide": 12}, ValueError, "`hide` has"),
         ({"of": {}}, ValueError, "`of` is empty; pass an activation"),
         ({"of": {("z", 0): np.ones(3)}}, ValueError, r"`of` has shape \(3,\) for.*'z'"),
-        ({"of": {("z", 9): np.ones(3)}}, KeyError, "there is no layer 9: the model has 2 layers"),
         ({"of": {3: np.ones(3)}}, TypeError, "`of` contains 3; pass names"),
         ({"of": {"embed": np.ones((1, 4, 12), bool)}}, TypeError, "`of` has .* for 'embed'; pass"),
-        ({"of": {"embed": "x"}}, TypeError, "`of` has 'x' for 'embed'; pass floats"),
         ({"edit": {"embed": np.ones((1, 2, 3))}}, ValueError, r"\(1, 2, 3\) for hook_embed"),
         ({"at": [("resid_post", 9)]}, KeyError, "there is no layer 9: the model has 2 layers"),
         ({"at": ["resid_pots"]}, KeyError, "nearest are resid_post"),
         ({"at": [3]}, TypeError, "`at` contains 3; pass names"),
-        ({"at": 3}, TypeError, r"`at` is 3; pass names, such as \['embed', \('resid_post', 3\)\]"),
         ({"at": None}, TypeError, "`at` is None; pass names"),
         ({"of": 3}, TypeError, r"`of` is 3; pass \(position, token\)"),
-        ({"of": "cat"}, TypeError, "`of` is 'cat'"),
         ({"of": (9, 1)}, ValueError, "position 9, but the text has 4 tokens; pass -4 to 3"),
         ({"of": (-1, 10**6)}, ValueError, "no token 1000000: the ids run from 0 to"),
-        ({"of": (-1, -1)}, ValueError, "no token -1"),
         ({"of": (-1, 1.5)}, TypeError, r"the token 1\.5; pass an id, or a string"),
         ({"of": (-1, "xyzzy")}, ValueError, "'xyzzy' is not in the vocabulary of"),
         ({"of": (-1, "the cat")}, ValueError, r"'the cat' is 2 tokens of .* \(the cat\)"),
         ({"of": np.ones((1, 2, 3))}, ValueError, r"shape \(1, 2, 3\) and the logits have \(1, 4,"),
-        ({"of": np.ones((1, 2, 3), int)}, TypeError, "an array of floats"),
     ],
 )
 def test_what_cannot_be_asked_for(decoder, options, error, words):

@@ -5,6 +5,7 @@ import pytest
 
 import qkv
 from qkv.models import Factored, load
+from rows import failing
 
 from ..small_models import CONFIGS, write_small
 
@@ -125,18 +126,15 @@ def test_half_precision_is_read_as_float32(tmp_path):
     np.testing.assert_array_equal(np.concatenate([*heads.W_Q], axis=1), weight)
 
 
-@pytest.mark.parametrize(
-    ("layer", "error", "words"),
-    [
+def test_layers_that_are_not_there(grouped):
+    for layer, error, words in (
         (2, ValueError, "no layer 2: the model has 2 layers, numbered 0 to 1"),
         (-3, ValueError, "no layer -3: the model has 2"),
         ("0", TypeError, "layer is '0'; pass a whole number"),
         (True, TypeError, "layer is True"),
-    ],
-)
-def test_layers_that_are_not_there(grouped, layer, error, words):
-    with pytest.raises(error, match=f"head_weights: .*{words}"):
-        grouped.head_weights(layer)
+    ):
+        with failing(layer, error, words), pytest.raises(error, match=f"head_weights: .*{words}"):
+            grouped.head_weights(layer)
 
 
 MADE = np.random.default_rng(3)

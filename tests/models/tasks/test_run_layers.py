@@ -79,14 +79,10 @@ def test_run_layers_does_not_modify_its_input(model):
     [
         ({"resid": np.ones((2, 5, 12), int)}, TypeError, r"is int64; pass floats \(B, T, 12\)"),
         ({"resid": np.ones((2, 5, 11))}, ValueError, r"\(2, 5, 11\), but .* have size 12; pass"),
-        ({"resid": np.ones(12)}, ValueError, r"resid has shape \(12,\)"),
         ({"first": 3}, ValueError, "`first` is 3, but the model has 2 layers; pass 0 to 2"),
-        ({"first": 0.5}, TypeError, "`first` is 0.5; pass a whole number"),
         ({"first": 1, "stop": 0}, ValueError, "`first` is layer 1 and `stop` is 0"),
-        ({"stop": -3}, ValueError, "`stop` is -3"),
         ({"edit": {("z", 0): abs}, "first": 1}, ValueError, "attn.hook_z, but only layers 1 to 1"),
         ({"edit": {"hook_embed": abs}}, ValueError, "`edit` has hook_embed, but only layers 0 to"),
-        ({"edit": {("zz", 0): abs}}, KeyError, "there is no"),
         ({"edit": {("z", 0): np.ones((2, 4, 3, 4))}}, ValueError, r"\(2, 5, 3, 4\) here"),
     ],
 )
