@@ -108,11 +108,6 @@ def test_the_shipped_models_are_described_correctly() -> None:
     assert ("It has no induction head" in page) is ("It has no induction head" in card)
 
 
-def test_there_are_three_commands_after_the_first() -> None:
-    verbs = [shlex.split(block)[2] for block in fenced("console")]
-    assert verbs == ["guess", "walk", "show", "compare"]
-
-
 def test_every_command_and_option_exists() -> None:
     answers = (ROOT / "docs/how-do-i.md").read_text(encoding="utf-8")
     found = [*commands(README), *commands(answers)]
@@ -168,14 +163,6 @@ def test_links_point_to_files_that_exist(page: str) -> None:
             assert not anchor or anchor in anchors(path.read_text(encoding="utf-8")), target
 
 
-def test_the_demo_and_the_readme_say_how_to_activate_the_environment() -> None:
-    demo = MAKEFILE.partition("\ndemo: ")[2].partition("\n\n")[0]
-    assert "VENV ?= .venv\n" in MAKEFILE
-    assert "BIN := $(VENV)/bin\n" in MAKEFILE
-    assert demo.splitlines()[-1].endswith("\\n\\n    . %s\\n' $(BIN)/activate")
-    assert re.search(r"^    make smollm2 .*\n    \. \.venv/bin/activate ", README, re.MULTILINE)
-
-
 def test_a_lesson_uses_the_calls_of_its_rows() -> None:
     pattern = r"^\| (.*) \|.*\((course/[^)]+)\.md\) \|$"
     rows = re.findall(pattern, REFERENCE, re.MULTILINE)
@@ -229,53 +216,6 @@ def test_files_that_the_guides_name_exist() -> None:
     guides = "\n".join([GUIDE, *(path.read_text(encoding="utf-8") for path in readmes)])
     for name in re.findall(r"`([\w/.-]+\.(?:py|md|toml|json|h|cpp|js|css))`", guides):
         assert any(path.endswith(f"/{name}") for path in files), name
-
-
-@pytest.mark.parametrize(
-    ("path", "names"),
-    {
-        "src/qkv/arrays.py": ("float_type",),
-        "src/qkv/attend/_visibility.py": ("Visibility", "block", "key_range", "check_window"),
-        "src/qkv/attend/arguments.py": ("Call", "check_call", "needed", "OPTIONS", "PACKED"),
-        "src/qkv/attend/_varlen.py": ("ranged",),
-        "src/qkv/layers/base.py": (
-            *("check_parameters", "need_shape", "first_parameters"),
-            *("parameter", "vectors_of", "promote", "part_back"),
-            *("Layer", "Feed"),
-        ),
-        "src/qkv/ops/linear.py": ("project", "project_back"),
-        "src/qkv/see/steps/walk.py": ("KNOWN",),
-        "src/qkv/models/files/config.py": ("Config", "size", "positive", "choice", "only"),
-        "src/qkv/models/network/design.py": ("Design", "Attention", "shapes", "build"),
-        "src/qkv/models/files/names.py": ("fused", "body", "harmless"),
-        "src/qkv/models/families/_shared.py": ("read_families", "stack"),
-        "src/qkv/models/families/_registry.py": ("register", "FAMILIES"),
-        "src/qkv/models/_model_base.py": ("read",),
-        "src/qkv/models/network/transformer.py": ("Transformer", "run"),
-        "src/qkv/models/run/_edit_ops.py": ("OPS", "Plan"),
-        "src/qkv/models/files/_tensors.py": ("TYPES", "FLOATS", "KINDS", "Stored"),
-        "src/qkv/attend/attention.py": ("answer", "solve", "_begin"),
-        "src/qkv/layers/block.py": ("pre_norm",),
-        "src/qkv/ops/activation.py": ("ACTIVATIONS",),
-        "src/qkv/serve/routes/__init__.py": ("ROUTERS",),
-        "src/qkv/trace/activations.py": ("TABLE",),
-        "tests/models/sizes.py": ("SMALL",),
-        "tests/parity/test_names.py": ("ALIKE",),
-        "tests/serve/test_keys.py": ("BODIES", "GOOD"),
-        "tests/serve/test_schema.py": ("ROUTES",),
-        "tests/test_house.py": ("LEVELS", "STEPS", "STATE"),
-        "src/qkv/models/network/head.py": ("Head",),
-        "src/qkv/models/families/__init__.py": ("_MODULES",),
-        "tests/attend/support.py": ("agree",),
-        "tests/attend/test_combinations.py": ("ARGUMENTS",),
-        "tests/layers/test_attention.py": ("test_every_option_of_the_formula_reaches_it",),
-    }.items(),
-)
-def test_the_guides_name_what_the_code_has(path: str, names: tuple[str, ...]) -> None:
-    code = (ROOT / path).read_text(encoding="utf-8")
-    for name in names:
-        assert re.search(rf"`[^`\n]*\b{name}\b", GUIDE), name
-        assert re.search(rf"^ *(class |def )?{name}\b.*[(:=]", code, re.MULTILINE), name
 
 
 def test_the_changelog_begins_with_the_unreleased_section() -> None:

@@ -235,13 +235,6 @@ def test_a_finished_run_goes_on(tmp_path: Path, kind: str) -> None:
     assert model[0] == model[1]
 
 
-def test_a_stopped_run_keeps_its_limit(tmp_path: Path) -> None:
-    with killed_at(2):
-        train(network(), Pull(), folder=tmp_path, steps=4, checkpoint_steps=1, **QUIET)
-    with pytest.raises(ValueError, match="steps 4, but now steps is 9"):
-        train(network(), Pull(), folder=tmp_path, steps=9, resume=True, **QUIET)
-
-
 def test_evaluate_adds_numbers_to_the_metrics(tmp_path: Path) -> None:
     net = network()
 

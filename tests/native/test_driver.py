@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from activations import FORMULAS
-from attend.cases import Case
-from attend.drawn import BFLOAT16, F16, F32, draw
+from attend.drawn import BFLOAT16, F16, F32, Case, draw
 from attend.support import numbers
 from ops.drawn_blocks import drawn as drawn_blocks, quantized
 from qkv.ops._adamw import adamw

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from attend import exact
-from attend.cases import Case
+from attend.drawn import Case
 from attend.support import BFLOAT16, HALF_ROUNDING, Array, tolerances
 from qkv.attend import gradient
 from qkv.attend._grouped import Grouped, group_call

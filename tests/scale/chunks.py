@@ -11,7 +11,7 @@ import dask.array as da
 import numpy as np
 import pytest
 
-from attend.cases import Case
+from attend.drawn import Case
 from attend.loops import Array, Loops
 from attend.support import accumulator, assert_near, tolerances
 from qkv.ops.kernel import BACKENDS

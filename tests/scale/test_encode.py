@@ -88,7 +88,6 @@ def test_columns_are_kept_beside_the_vectors(kind: str, tmp_path: Path) -> None:
         (["id", "source_id"], "different column names"),
         ("size", "pass a list of different column names"),
         ([1], "pass a list of different column names"),
-        ([""], "different column names"),
     ],
 )
 def test_columns_that_cannot_be_kept_are_refused(keep: Any, said: str, tmp_path: Path) -> None:
@@ -207,17 +206,6 @@ def test_a_blank_row_has_a_vector_where_there_are_special_tokens(tmp_path: Path)
         encode("random", tmp_path / "a.txt", tmp_path / "other")
     done = encode("random", tmp_path / "a.txt", tmp_path / "other", on_error="skip")
     assert (done.rows, len(done.skipped)) == (2, 1)
-
-
-def test_white_space_around_a_row_counts(tmp_path: Path) -> None:
-    """Without special tokens, only the row "" is empty; the row " " is a token."""
-    (tmp_path / "a.txt").write_text("hi\nhi \n\n \n")
-    done = encode("books-decoder", tmp_path / "a.txt", tmp_path / "out", on_error="skip")
-    assert [row for _, row, _ in done.skipped] == [2]
-    found = np.array(held(tmp_path / "out")["vector"], np.float32)
-    want = qkv.load("books-decoder").encode(["hi", "hi ", " "])
-    np.testing.assert_allclose(found, want, atol=1e-6)
-    assert np.abs(found[0] - found[1]).max() > 0.01
 
 
 def test_a_second_run_is_refused(files: list[str], tmp_path: Path) -> None:

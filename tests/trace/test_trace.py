@@ -9,6 +9,7 @@ import pytest
 
 import qkv
 from qkv.trace import Recorder, Trace
+from rows import failing
 
 HEADS, SIZE = 2, 3
 
@@ -55,26 +56,6 @@ def test_an_array_goes_by_its_full_and_its_short_name() -> None:
     assert "hook_embed" in trace
     assert ("q", 1) in trace
     assert ("q", 2) not in trace
-
-
-def test_norms_and_mlps_go_by_short_names_too() -> None:
-    names = [f"blocks.{n}.{at}" for n in (0, 1) for at in ("ln1.hook_scale", "mlp.hook_pre")]
-    names += ["ln_final.hook_scale", "blocks.1.attn.hook_q", "blocks.1.hook_mlp_out"]
-    trace = Trace({name: np.full(1, place) for place, name in enumerate(names)}, tokens=[["a"]])
-    for name, full in {
-        ("ln1.hook_scale", 1): "blocks.1.ln1.hook_scale",
-        ("ln1.scale", 0): "blocks.0.ln1.hook_scale",
-        ("scale", -1, "ln1"): "blocks.1.ln1.hook_scale",
-        ("pre", 0): "blocks.0.mlp.hook_pre",
-        ("pre", 1, "mlp"): "blocks.1.mlp.hook_pre",
-        ("mlp.pre", -2): "blocks.0.mlp.hook_pre",
-        ("mlp_out", 1): "blocks.1.hook_mlp_out",
-        ("q", 1, "attn"): "blocks.1.attn.hook_q",
-        "ln_final.scale": "ln_final.hook_scale",
-    }.items():
-        assert trace[name] is trace[full], name
-    for absent in (("scale", 0), ("scale", 0, "ln2"), ("pre", 0, "attn"), ("pre", 0, "mlp", 1)):
-        assert absent not in trace
 
 
 def test_the_tuples_of_transformerlens() -> None:
@@ -166,20 +147,17 @@ def test_the_error_names_an_activation_recorded_only_on_request(name: Any) -> No
         model_trace()[name]
 
 
-@pytest.mark.parametrize(
-    ("name", "nearest"),
-    [
+def test_an_unknown_name_error_lists_the_nearest_names() -> None:
+    for name, nearest in (
         ("blocks.1.attn.hook_patern", "blocks.1.attn.hook_pattern"),
         ("patern", "hook_pattern"),
         (("patern", 0), r"nearest are blocks\.0\.attn\.hook_pattern"),
         (("patern", -1), r"nearest are blocks\.1\.attn\.hook_pattern"),
         (("patern", -2, "attn"), r"nearest are blocks\.0\.attn\.hook_pattern"),
         ("embd", "hook_embed"),
-    ],
-)
-def test_an_unknown_name_error_lists_the_nearest_names(name: Any, nearest: str) -> None:
-    with pytest.raises(KeyError, match=nearest):
-        model_trace()[name]
+    ):
+        with failing(name, nearest), pytest.raises(KeyError, match=nearest):
+            model_trace()[name]
 
 
 def test_a_missing_layer_error_states_the_number_of_layers() -> None:
