@@ -265,14 +265,6 @@ def test_a_request_that_is_cut_off_leaves_nothing(small: Served) -> None:
     is_well(small)
 
 
-@pytest.mark.parametrize("seconds", [b"0", b"0.7", b"1.6"])
-def test_a_half_closed_connection_still_gets_the_answer(small: Served, seconds: bytes) -> None:
-    with closing(connect(small)) as connection:
-        connection.sendall(request(seconds, "/slow"))
-        connection.shutdown(socket.SHUT_WR)
-        assert answers(rest(connection)) == [(200, {"done": True})]
-
-
 def test_requests_that_are_sent_at_once_are_answered_in_order(small: Served) -> None:
     """Nothing is written into an unfinished answer, whatever bytes follow the requests."""
     wanted = (200, {"done": True})
@@ -283,12 +275,6 @@ def test_requests_that_are_sent_at_once_are_answered_in_order(small: Served) -> 
             found = answers(rest(connection))
         assert found[:2] == [wanted, wanted], (behind, found)
         assert [status for status, _ in found[2:]] in ([], [400], [408])
-
-
-def test_bytes_after_the_body_do_not_prevent_the_answer(small: Served) -> None:
-    with closing(connect(small)) as connection:
-        connection.sendall(request(b"0.3", "/slow") + b"\x00more\x00")
-        assert answers(rest(connection))[0] == (200, {"done": True})
 
 
 def test_a_client_may_offer_another_protocol(small: Served) -> None:

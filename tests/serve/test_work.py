@@ -142,23 +142,6 @@ def test_vectors_are_those_of_encode(minilm, dimensions):
         assert found.tokens == [min(len(minilm.tokenize(text)), 256) for text in texts]
 
 
-def test_ids_are_used_unchanged_and_cut_like_a_text(minilm):
-    long = minilm.tokenize("cat " * 400).ids
-    assert len(long) == 402
-
-    async def main():
-        async with working(minilm) as worker:
-            return await worker.embed([long.tolist(), [2003]], connection=0)
-
-    found = run(main())
-    assert found.tokens == [256, 1]
-    with pytest.warns(UserWarning, match="cut to 256 tokens"):
-        expected = minilm.encode("cat " * 400)  # [SEP] stays the last token
-    np.testing.assert_allclose(found.vectors[0], expected, rtol=0, atol=1e-6)
-    rows = minilm([[2003]]).last_hidden_state[0]
-    np.testing.assert_allclose(found.vectors[1], rows[0] / np.linalg.norm(rows[0]), atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
@@ -216,20 +199,6 @@ def test_texts_behind_several_prompts_are_computed_together(tmp_path, computed, 
     for name, one in zip(names, found, strict=True):
         expected = model.encode(["the cat sat", "a dog"], prompt_name=name)
         np.testing.assert_allclose(one.vectors, expected, atol=1e-6)
-
-
-def test_invalid_dimensions_are_refused():
-    async def main():
-        async with working() as worker:
-            for number in (0, 9):
-                with pytest.raises(
-                    Refused, match=f"dimensions is {number} and .*pass 1 to 8"
-                ) as raised:
-                    await worker.embed(["a"], connection=0, dimensions=number)
-                assert raised.value.param == "dimensions"
-            return await worker.embed([], connection=0, dimensions=3)
-
-    assert run(main()).vectors.shape == (0, 3)
 
 
 # batches and turns
@@ -604,20 +573,6 @@ def test_the_end_comes_when_all_is_answered():
                 np.testing.assert_allclose(found.vectors, MODEL.encode(["a", "b"]), atol=1e-6)
             assert await pieces == ["a", "b", "c"]
             await stop
-
-    run(main())
-
-
-def test_a_stopped_worker_is_not_ready_and_refuses_requests():
-    async def main():
-        worker = Worker(MODEL, Settings())
-        worker.start()
-        worker.ready = True
-        await worker.stop()
-        await worker.stop()
-        assert not worker.ready
-        with pytest.raises(Refused):
-            await worker.call(lambda: None, connection=0)
 
     run(main())
 
