@@ -31,8 +31,6 @@ from qkv.circuits import (
     composition,
     logit_lens,
     patch,
-    rollout,
-    value_weighted,
 )
 
 from .hooks import BLOCKS, edited, inner
@@ -240,26 +238,6 @@ def test_shares_of_a_logit(pair: Pair) -> None:
         pair.near(np.array(found[name]), shares, name)
     total = found["embed"] + found["heads"].sum() + found["mlp"].sum() + found["bias"]
     pair.near(np.array(total), parts["logits", 0][0, -1, token], "sum")
-
-
-@torch.no_grad()
-def test_rollout_and_value_weighted_attention(pair: Pair) -> None:
-    found = seen(pair, CLEAN, "pattern", "v")
-    so_far, expected = torch.eye(7), []
-    trace = pair.ours.trace(CLEAN)
-    for layer in range(LAYERS):
-        mixed = 0.5 * found["pattern", layer][0].mean(0) + 0.5 * torch.eye(7)
-        so_far = mixed / mixed.sum(-1, keepdim=True) @ so_far.to(mixed.dtype)
-        expected.append(so_far.numpy())
-        values = found["v", layer][0].transpose(0, 1)  # (Hkv, T, d)
-        values = values.repeat_interleave(HEADS // len(values), 0)
-        plain = found["pattern", layer][0] * values.norm(dim=-1)[:, None]
-        pair.near(value_weighted(trace, layer), plain, "value_weighted")
-        out = weights_of(pair, layer)["o"]
-        there = torch.einsum("hqk,hkd,hde->hqke", found["pattern", layer][0], values, out)
-        of_model = value_weighted(trace, layer, model=pair.ours)
-        pair.near(of_model, there.norm(dim=-1), "value_weighted with the model")
-    pair.near(rollout(trace), np.array(expected), "rollout")
 
 
 def blocks_of(pair: Pair) -> list[Any]:

@@ -212,35 +212,6 @@ def test_predict(tmp_path: Path, kind: str, classes: int, monkeypatch: pytest.Mo
     assert len(ours.predict([])) == len(theirs.predict([])) == 0
 
 
-@pytest.mark.filterwarnings("ignore:.* were cut to:UserWarning")
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"prompt": "w7 w8 "},
-        {"prompt_name": "other"},
-        {"activation_fn": torch.nn.Identity()},
-        {"activation_fn": torch.nn.ReLU(), "device": "cpu"},
-    ],
-)
-@pytest.mark.parametrize("default", [None, "query"])
-def test_rank(tmp_path: Path, options: dict[str, Any], default: str | None) -> None:
-    """Scores equal those of sentence-transformers for several prompts and activation functions.
-
-    The caller gives the prompt's text or its name, or the model's files set a default prompt.
-    """
-    folder = cross.written(tmp_path / "one")
-    theirs = CrossEncoder(str(folder), device="cpu", prompts=PROMPTS, default_prompt_name=default)
-    theirs.save_pretrained(str(tmp_path / "two"))
-    ours, theirs = cross.both(tmp_path / "two")
-    for given in ({}, options):
-        found = {
-            one["corpus_id"]: one["score"]
-            for one in ours.rank(cross.QUERY, cross.DOCUMENTS, **given)
-        }
-        expected = theirs.rank(cross.QUERY, cross.DOCUMENTS, **given)
-        close([found[one["corpus_id"]] for one in expected], [one["score"] for one in expected])
-
-
 def test_predict_checks_its_activation_fn(tmp_path: Path) -> None:
     ours, theirs = cross.both(cross.written(tmp_path))
     logits = theirs.predict(PAIRS[:9], activation_fn=torch.nn.Identity())

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from qkv.circuits import Graph, discover, edges, metrics, path
+from qkv.circuits import Graph, discover, edges, path
 
 from .hooks import BLOCKS, edited, inner
 from .models import Pair, double, made
@@ -255,16 +255,6 @@ def test_exact_edges_and_paths(both: Both) -> None:
         both.near(one, expected[number], f"{sender} to {receiver}")
 
 
-def test_a_path_to_several_receivers(both: Both) -> None:
-    receivers = ["attn.1.0.q", "attn.1.2.v", "mlp.1", "attn.2.3.k", "logits"]
-    with double(both.is_double):
-        change = both.deltas["attn.0.1"]
-        moved = both.torch.metric(CLEAN, lambda name, _: change if name in receivers else None)
-        expected = moved - both.torch.metric(CLEAN)
-    about = {"sender": "attn.0.1", "receivers": receivers, "metric": METRIC}
-    both.near([path(both.ours, CLEAN, CORRUPTED, **about)], expected, "several")
-
-
 @pytest.mark.parametrize(("method", "steps"), [("eap", 1), ("eap-ig", 5)])
 def test_estimates(both: Both, method: str, steps: int) -> None:
     """The estimate of an edge is the dot product of its sender's change and autograd's gradient.
@@ -289,49 +279,6 @@ def test_estimates(both: Both, method: str, steps: int) -> None:
     both.near(scores_of(found, pairs), expected, method)
     exact = scores_of(both.graph("exact"), pairs)
     assert found.correlation == pytest.approx(np.corrcoef(exact, expected)[0, 1], abs=0.05)
-
-
-REFERENCE = np.random.default_rng(4).standard_normal((len(CLEAN), SIZES["vocab_size"]))
-TARGETS = np.roll(CLEAN, -1)
-
-
-def log_probability_of(logits: torch.Tensor) -> torch.Tensor:
-    return logits.log_softmax(-1)[0, -1, 11]
-
-
-def loss_of(logits: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.cross_entropy(logits[0], torch.tensor(TARGETS))
-
-
-def kl_of(logits: torch.Tensor) -> torch.Tensor:
-    reference = torch.tensor(REFERENCE, dtype=logits.dtype).log_softmax(-1)
-    found = logits[0].log_softmax(-1)
-    return torch.nn.functional.kl_div(found, reference, reduction="batchmean", log_target=True)
-
-
-@pytest.mark.parametrize(
-    ("metric", "number_of"),
-    [
-        (metrics.log_probability(11), log_probability_of),
-        (metrics.loss(TARGETS), loss_of),
-        (metrics.kl(REFERENCE), kl_of),
-    ],
-    ids=["log_probability", "loss", "kl"],
-)
-def test_estimates_by_other_metrics(both: Both, metric: Any, number_of: Any) -> None:
-    """An estimate is the product of a sender's change and autograd's gradient of torch's metric."""
-    pairs = expected_edges(both.torch.parallel)
-    with double(both.is_double):
-        embeds = both.torch.run(CLEAN)[1]["embed"].detach()
-        zeros = {r: torch.zeros_like(embeds, requires_grad=True) for _, r in pairs}
-        logits = both.torch.run(CLEAN, lambda name, _: zeros[name], embeds)[0]
-        number = number_of(logits)
-        number.backward()
-        slopes = {name: zero.grad for name, zero in zeros.items()}
-        expected = [float((both.deltas[s] * slopes[r]).sum()) for s, r in pairs]
-    found = edges(both.ours, CLEAN, CORRUPTED, metric=metric, method="eap")
-    both.near(scores_of(found, pairs), expected, "eap")
-    both.near([found.clean], [float(number.detach())], "metric")
 
 
 def test_edges_of_many_pairs_at_positions(both: Both) -> None:

@@ -218,14 +218,6 @@ def test_tensors(both: tuple[qkv.Model, SentenceTransformer]) -> None:
     assert torch.equal(found, expected)
 
 
-def test_tokens(both: tuple[qkv.Model, SentenceTransformer]) -> None:
-    ours, theirs = both
-    found = ours.encode(TEXTS, output_value="token_embeddings")
-    expected = theirs.encode(TEXTS, output_value="token_embeddings")
-    for mine, other in zip(found, expected, strict=True):
-        close(mine, other)
-
-
 @pytest.mark.parametrize("truncate_dim", [None, 5])
 def test_everything_of_a_text(
     both: tuple[qkv.Model, SentenceTransformer], truncate_dim: int | None
