@@ -119,16 +119,6 @@ def test_every_kind_of_edit_holds(visit: Visit, model: Model) -> None:
     assert titles == [*(one["op"] for one in edits), f"“{TEXT}”"]
 
 
-@pytest.mark.parametrize("gap", ["[MASK]", "___", "?"])
-def test_a_gap_may_be_typed_in_any_way(visit: Visit, model: Model, gap: str) -> None:
-    text = f"She drank a glass of {gap}."
-    finding = qkv.finding(model, text, hide="glass")
-    page = visit(page_of(finding))
-    [one] = found(page)
-    assert one["holds"]
-    agrees(one["after"], finding.after)
-
-
 def test_any_position_of_a_decoder(visit: Visit, decoder: Model) -> None:
     early = qkv.finding(decoder, NAME, position=3, hide="Miss")
     last = qkv.finding(decoder, NAME, ablate=[(2, 5)])
@@ -369,18 +359,6 @@ def test_an_article_has_its_text_and_its_findings_in_order(visit: Visit, article
     assert page.title() == headings[0]
     for heading in headings:
         expect(page.locator(".qkv-prose").get_by_text(heading, exact=True)).to_be_visible()
-
-
-def test_a_finding_of_an_article_opens_in_the_lab_and_back(visit: Visit, article: str) -> None:
-    page = visit(article)
-    ready(page)
-    third = page.locator(".finding").nth(2)
-    after(page, third.get_by_role("button", name="Change it in the lab").click)
-    assert changed(page) == [{"op": "masks", "layer": 2, "head": 5, "rows": [[7, 3, 3]]}]
-    assert page.locator("[data-part=head] h3").last.inner_text().startswith("Head 2.5")
-    after(page, button(page, "← Findings").click)
-    top = third.evaluate("node => node.getBoundingClientRect().top")
-    assert abs(top) < 60
 
 
 def test_without_scripts_the_article_and_its_numbers_are_there(visit: Visit, article: str) -> None:

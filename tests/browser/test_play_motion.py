@@ -272,25 +272,6 @@ def test_all_but_the_eleven_largest_keys_share_one_row(
     assert figures(page)[-2] == ""
 
 
-def test_a_frame_of_a_long_text_draws_little(quick: Visit, html: str) -> None:
-    """A frame's cost depends on the number of shown rows, not on the length of the text."""
-    page = opened(quick, html, text=f"{'the cat sat on the mat and ' * 16} [MASK]", position=None)
-    motion(page).locator("canvas").evaluate(
-        """(canvas) => { // other parts of the page may still draw on theirs
-          const pen = canvas.getContext("2d");
-          const clear = pen.clearRect.bind(pen);
-          const rect = pen.fillRect.bind(pen);
-          globalThis.drawn = [];
-          pen.clearRect = (...box) => { drawn.push(0); clear(...box); };
-          pen.fillRect = (...box) => { drawn[drawn.length - 1] += 1; rect(...box); };
-        }"""
-    )
-    for at in range(0, END + 1, 3):
-        to(page, at)
-    most = page.evaluate("Math.max(...drawn)")
-    assert 32 * 12 < most <= 32 * (2 * 12 + 2) + 20
-
-
 @pytest.mark.parametrize("width", [390, 1280, 1920])
 def test_the_animation_fits_the_window_and_passes_axe(quick: Visit, html: str, width: int) -> None:
     hash_ = address(**STATE | {"tab": "heads"})

@@ -116,16 +116,6 @@ def test_the_button_says_which_of_two_equal_words_it_hides(quick: Visit, html: s
     assert button(page, "Hide dog (1 of 2)").is_visible()
 
 
-def test_three_clicks_remove_a_head(quick: Visit, html: str) -> None:
-    page = ready(quick(opened_at(html, "")))
-    button(page, "Look inside").click()
-    page.get_by_role("button", name="head 3.2").click()
-    after(page, page.get_by_role("switch", name="use head 3.2").click)
-    assert changed(page) == [{"op": "ablate", "layer": 3, "head": 2}]
-    assert "head 3.2 removed" in part(page, "changes").inner_text()
-    assert "3.2" in part(page, "headline").inner_text()
-
-
 def test_the_document_is_ready_only_after_painting(quick: Visit, html: str) -> None:
     page = ready(quick(opened_at(html, "")))
     click = "(node) => { node.click(); return document.documentElement.dataset.qkv; }"

@@ -15,7 +15,7 @@ from .edited import Edit, Result
 from .engine import by_the_library, shares
 from .outcome import is_percent, is_written, similarities
 from .play import address, after, button, in_lab, opened_at, part, ready, shown
-from .playing import laid_out, open_tab, picture, unfold, until
+from .playing import laid_out, open_tab, unfold, until
 from .support import Visit, drawn, press, read, readout
 from .test_play_page import check_layout
 
@@ -275,12 +275,3 @@ def test_the_first_sentence_is_green_and_the_second_violet(
         for titles in (own.locator(".side h4"), own.locator(".both-maps h4")):
             edge = titles.nth(k).evaluate("one => getComputedStyle(one).borderLeftColor")
             assert edge == rgb
-
-
-def test_a_hidden_token_is_orange_in_both_heat_maps(quick: Visit, html: str) -> None:
-    hid = {"op": "hide", "token": 3}  # "a", which both have
-    page = opened(quick, html, edits=[hid])
-    for k in (0, 1):
-        canvas = part(page, "second").locator(".both-maps canvas").nth(k)
-        red, _, blue = (picture(canvas)[..., at].astype(int) for at in (0, 1, 2))
-        assert (red > blue + 60).sum() > 50

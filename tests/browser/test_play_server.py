@@ -21,9 +21,8 @@ from qkv.models import Model
 
 from .edited import Edit, Result, run
 from .engine import agree, ask, by_the_library
-from .outcome import is_percent
 from .play import address, rest
-from .playing import open_head, open_tab, unfold, until
+from .playing import open_head, open_tab
 from .support import IDLE, press, read, readout
 from .test_engine import offsets
 
@@ -199,38 +198,6 @@ def test_the_layers_of_a_model_without_mlps(open_served: Open, tmp_path: Path) -
         tabs.nth(1 + len(names)).wait_for()
         rest(page)
         assert [text.split()[-1] for text in tabs.all_inner_texts()] == ["X", *names, "Y"]
-
-
-def test_a_second_text_beside_that_of_a_decoder(open_served: Open, tmp_path: Path) -> None:
-    model = gpt2(tmp_path, seed=2)
-    page = open_served("--model", tmp_path)
-    painted(page)
-    texts = "the cat", "the cat the"
-    page.get_by_role("button", name="Look inside").click()
-    open_tab(page, "Words")
-    for label, text in zip(("Your sentence", "A second sentence to compare"), texts, strict=True):
-        page.get_by_label(label).fill(text)
-    own = page.locator("[data-part=second]")
-    unfold(own.locator("details"))
-    words = page.get_by_role("listbox", name="words of the sentence").get_by_role("option")
-    rows = own.locator("details tbody tr")
-    until(lambda: rows.count() == len(model.tokenize(texts[1]).ids))
-    rest(page)
-    last = words.last
-    last.click()
-    at = int(last.get_attribute("data-token") or 0)  # in both texts: the second extends the first
-    shown_head = re.search(r"Head (\d+)\.(\d+)", page.locator("[data-part=head] h3").inner_text())
-    assert shown_head
-    layer, head = map(int, shown_head.groups())
-    for k, text in enumerate(texts):
-        trace = model.trace(text)
-        shown = own.locator("details tbody tr").evaluate_all(
-            "(rows, k) => rows.map((row) => row.children[k + 1].textContent)", k
-        )
-        found = [x for x in shown if x != "\N{EN DASH}"]
-        row = trace["pattern", layer][0, head, at]
-        assert len(found) == len(row)
-        assert all(map(is_percent, found, row))
 
 
 def test_a_mask_of_another_name(open_served: Open, tmp_path: Path) -> None:

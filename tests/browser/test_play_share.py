@@ -164,15 +164,6 @@ def test_a_card_names_the_model_and_an_address(chromium: Browser, html: str) -> 
     context.close()
 
 
-def test_a_card_of_a_file_has_the_projects_address(visit: Visit, html: str) -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
-    page = ready(visit(opened_at(html, "#model=decoder")))
-    share(page)
-    texts = [text for text, *_ in page.evaluate("drawn")]
-    assert "model: books-decoder" in texts
-    assert project["project"]["urls"]["Documentation"].removeprefix("https://") in texts
-
-
 def test_the_page_can_be_saved(visit: Visit, html: str) -> None:
     page = ready(visit(html))
     after(page, page.locator("[data-qkv-first]").click)
@@ -185,13 +176,6 @@ def test_the_page_can_be_saved(visit: Visit, html: str) -> None:
     assert "glass" in other.locator("[aria-pressed=true].w").inner_text()
     after(other, other.locator("[data-qkv-first]").click)
     assert guess(other) == "wine"
-
-
-def test_the_lab_has_the_same_card(quick: Visit, html: str, exact: Model) -> None:
-    edits = [{"op": "ablate", "layer": 3, "head": 2}]
-    page = ready(quick(opened_at(html, address(view="lab", text=TEXT, edits=edits))))
-    word, _ = best(exact, TEXT, edits)
-    assert share(page).startswith(f"Turn off head 3.2, and it still says {word}.")
 
 
 def shared(page: Page) -> str:

@@ -14,8 +14,8 @@ from .edited import Edit, Result
 from .engine import agree, by_the_library, numbers, unpacked
 from .outcome import expected, is_percent
 from .play import address, after, button, changed, in_lab, opened_at, part, ready, shown
-from .playing import laid_out, later, until
-from .support import Visit, press, read
+from .playing import laid_out, later
+from .support import Visit, read
 from .test_families import small
 from .test_page import problems
 from .test_play_outcome import check_headline, check_words
@@ -347,58 +347,6 @@ def test_a_damaged_steer_gives_the_plain_page(quick: Visit, html: str) -> None:
     for steer in (1, {"towards": "sea"}, {"towards": "sea", "away": "", "strength": "2"}):
         page = ready(quick(opened_at(html, address(**STATE | {"layer": 0}, steer=steer))))
         button(page, "Look inside").wait_for()  # as if the URL contained no state
-
-
-def test_patching_and_steering_work_by_keyboard_alone(page: Page, exact: Model) -> None:
-    button(page, "Patch from another sentence").focus()
-    press(page, "Enter")
-    page.keyboard.type(OTHER)
-    own(page).get_by_text("Both have 10 tokens").wait_for()
-    press(page, "Tab", "Tab", "ArrowDown", "ArrowDown", "ArrowDown")  # past the tokens; to z
-    press(page, "Tab", "Home", "ArrowDown", "Tab", "Home", "Tab", "Home", "Tab")
-    after(page, lambda: press(page, "Enter"))
-    edit: Edit = {"op": "patch", "at": "z", "layer": 1, "from": OTHER}
-    is_the_librarys(page, exact, [edit])
-    press(page, *["Shift+Tab"] * 7)  # back to the buttons
-    assert own(page).locator(":focus").inner_text() == "Steer towards a word"
-    press(page, "Enter")
-    page.keyboard.type(SEA)
-    press(page, "Tab")
-    page.keyboard.type(KING)
-    own(page).get_by_text("The vector has length").wait_for()
-    after(page, lambda: press(page, "Enter"))
-    assert [one["op"] for one in changed(page)] == ["patch", "add"]
-    press(page, "Tab", "Tab", "Tab")
-    after(page, lambda: press(page, "ArrowRight"))
-    vector = changed(page)[1]["vector"]
-    np.testing.assert_allclose(
-        vector, 2.25 * direction(exact, LAYER, SEA, KING), rtol=6e-4, atol=1e-5
-    )
-
-
-def test_a_finger_drags_the_strength(page: Page) -> None:
-    towards(page, SEA)
-    after(page, button(page, "Steer").click)
-    slider = page.get_by_label("Strength")
-    slider.scroll_into_view_if_needed()
-    box = slider.bounding_box()
-    assert box is not None
-    y = box["y"] + box["height"] / 2
-    devtools = page.context.new_cdp_session(page)
-
-    def touch(kind: str, *at: float) -> None:
-        points = [{"x": at[0], "y": at[1]}] if at else []
-        devtools.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
-
-    touch("touchStart", box["x"] + 0.6 * box["width"], y)
-    for share in (0.7, 0.8, 0.9):
-        touch("touchMove", box["x"] + share * box["width"], y)
-    touch("touchEnd")
-    until(lambda: read(slider.input_value()) > 6)
-    until(
-        lambda: f"(strength {read(slider.input_value()):.2f})" in part(page, "changes").inner_text()
-    )
-    assert len(changed(page)) == 1
 
 
 def test_a_decoder_is_patched_and_steered(visit: Visit, tmp_path: Path) -> None:

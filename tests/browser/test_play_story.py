@@ -161,40 +161,6 @@ def test_nothing_jumps_between_the_steps(
     assert telling.evaluate("(it) => it.scrollHeight <= it.clientHeight + 1")
 
 
-def test_the_type_grows_with_the_screen(visit: Visit, html: str) -> None:
-    page = still(visit(opened_at(html, '#view="story"')))
-    sizes = []
-    for width, height in ((390, 844), (1280, 800), (1920, 1080), (2560, 1440)):
-        page.set_viewport_size({"width": width, "height": height})
-        for step in (TOKENS, WEIGHTS):
-            at(page, step)
-        size = "(it) => parseFloat(getComputedStyle(it).fontSize)"
-        tall = "(it) => it.getBoundingClientRect().height"  # of a row of the picture
-        page.locator(".story").evaluate(STILL)
-        sizes.append(
-            [
-                page.locator(".story .telling").evaluate(size),
-                page.locator(".story .big").evaluate(size),
-                page.locator(".story .motion-rows li").first.evaluate(tall),
-            ]
-        )
-    assert all(np.diff(sizes, axis=0).ravel() > 0), sizes
-
-
-@pytest.mark.parametrize("hash_", ["#text=" + TEXT, "#text=" + LONG, "#model=decoder"])
-def test_each_step_has_at_most_twenty_words(visit: Visit, html: str, hash_: str) -> None:
-    page = still(visit(opened_at(html, f'{hash_}&view="story"')))
-    told = []
-    for step in range(STEPS):
-        at(page, step)
-        told.append(says(page))
-    assert [len(text.split()) <= 20 for text in told] == [True] * STEPS, told
-    assert len(set(told)) == STEPS
-    assert " ".join(told).count("MLP") == 1
-    titles = page.locator(".story .dot").evaluate_all("(all) => all.map((it) => it.ariaLabel)")
-    assert [title.partition(":")[0] for title in titles] == [f"Step {k}" for k in range(1, 9)]
-
-
 def test_keys_and_buttons_lead_from_step_to_step(page: Page) -> None:
     story = page.locator(".story")
     expect(story).to_have_attribute("data-step", "0")

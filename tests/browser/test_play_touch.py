@@ -13,11 +13,10 @@ from qkv.trace import Trace
 
 from .edited import Edit
 from .engine import by_the_library
-from .play import address, button, opened_at, ready
+from .play import button, ready
 from .playing import (
     HEAD,
     POSITION,
-    STATE,
     TEXT,
     cells,
     go,
@@ -33,7 +32,6 @@ from .playing import (
     until,
 )
 from .support import Visit, after_each, idle, keys, press, read, readout, token, with_first
-from .test_play_page import check_layout
 from .test_play_server import Open, open_served
 
 __all__ = ["open_served"]  # a fixture
@@ -357,21 +355,6 @@ def test_masked_cells_are_orange_in_a_map_of_a_long_text(quick: Visit, html: str
         return bool((part[..., 0] - part[..., 2] > 60).any())
 
     assert [orange(40, 10), orange(40, 18), orange(48, 10)] == [True, False, False]
-
-
-@pytest.mark.parametrize("width", [390, 1280, 1920])
-def test_a_row_set_by_hand_fits_the_window_and_passes_axe(
-    quick: Visit, html: str, width: int
-) -> None:
-    row: Edit = {"op": "row", "layer": LAYER, "head": NUMBER, "query": POSITION}
-    edits = [row | {"weights": [0.1] * 10}, {"op": "hide", "token": 2}]
-    state = STATE | {"edits": edits, "tab": "links"}
-    page = ready(quick(opened_at(html, address(**state)), width=width))
-    until(lambda: own(page).locator(".by-hand").count() == 1)
-    check_layout(page, "head")
-    controls = page.locator(".weight-bar :is(button, input)")
-    sizes = controls.evaluate_all("all => all.map((one) => one.getBoundingClientRect().height)")
-    assert min(sizes) >= 44
 
 
 def test_the_mask_of_a_decoder_is_grey_and_cannot_be_painted(

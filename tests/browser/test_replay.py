@@ -8,20 +8,16 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page
 
-import qkv
-from processes import until
 from qkv.see import View, replay
 from qkv.see.views._replay import ReplayView
 from see.training import made_run, run_folder
 
-from .bundling import bundles
 from .support import (
     Visit,
     hold_clock,
     press,
     read,
     readout,
-    said,
     sentence,
     tight,
     whole_page,
@@ -285,16 +281,6 @@ def test_reduced_motion_slows_the_player(visit: Visit, html: str) -> None:
     assert shown_step(page) == 10
 
 
-def test_a_window_that_becomes_narrow_and_a_theme_that_changes(visit: Visit, html: str) -> None:
-    page = visit(html)
-    page.set_viewport_size({"width": 390, "height": 800})
-    page.emulate_media(color_scheme="dark")
-    page.locator(".view[data-theme=dark]").wait_for()
-    assert tight(page)
-    for chart in page.locator(".replay-chart svg").all():
-        until(chart.bounding_box, "the chart fits", lambda box: box["x"] + box["width"] <= 390)
-
-
 def test_only_some_snapshots_on_the_page(visit: Visit) -> None:
     found = made()
     few = replace(found.replay, shown=[0, 3, 6], weights=found.replay.weights[[0, 3, 6]])
@@ -307,33 +293,7 @@ def test_only_some_snapshots_on_the_page(visit: Visit) -> None:
     np.testing.assert_allclose(scores(page), exact, atol=0.0056)
 
 
-def test_hostile_words_are_words(visit: Visit) -> None:
-    page = visit(page_of(made(HOSTILE)))
-    assert page.locator("img").count() == 0
-    slider(page).focus()
-    press(page, "ArrowLeft")
-    assert said(page) == ""
-
-
 def test_without_scripts_the_strip_shows(visit: Visit, html: str, view: ReplayView) -> None:
     page = visit(html, scripts=False)
     assert page.get_by_role("img", name=view.sentence).is_visible()
     assert page.get_by_text("tokens: [CLS] the cat").is_visible()
-
-
-def test_its_script_is_small_and_on_no_other_page(html: str) -> None:
-    assert len((bundles.ASSETS / "pages/replay.js").read_bytes()) < 20_000
-    assert "replay-step" in html
-    assert "replay-step" not in page_of(qkv.show("the cat sat", model="random"))
-
-
-def test_two_replays_on_a_page_do_not_disturb_each_other(visit: Visit, view: ReplayView) -> None:
-    one, two = (each._repr_html_() for each in (view, made(seed=1)))
-    page = visit(f"<title>two</title><main>{one}{two}{one}</main>")
-    assert page.locator(".view").count() == 3
-    steps = page.locator(".replay-step")
-    page.evaluate("window.heard = []; addEventListener('keydown', (e) => heard.push(e.key))")
-    slider(page).nth(1).focus()
-    press(page, "ArrowLeft")
-    assert [text.split()[1] for text in steps.all_inner_texts()] == ["1,000", "400", "1,000"]
-    assert page.evaluate("heard") == []  # a notebook around the page has its own keys

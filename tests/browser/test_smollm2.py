@@ -2,19 +2,16 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page
 
 import qkv
 from benchmarks import play_smollm2
 from benchmarks.common import Way
 from models.gguf_files import smollm2
 from models.odd_texts import odd_texts
-from qkv.findings.measured import verify_files, view_of
 from qkv.models import Model
 from qkv.see.page.html import encode
 
@@ -143,43 +140,6 @@ def test_the_benchmark_compares_with_the_library(
         way = rows[name].ways["qkv"]
         assert isinstance(way, Way)
         assert way.error(way.call()) > way.allowed, name
-
-
-def test_findings_are_measured_in_a_page_of_the_same_kind(
-    visit: Visit, known: Model, tmp_path: Path
-) -> None:
-    link: list[Edit] = [{"op": "mask", "query": 7, "key": 3}]
-    changes = [*edits_of(known)[1:], link]
-    findings = [
-        qkv.finding(known, PROMPTS[0], edit=edits, claim=f"Claim {k}.")
-        for k, edits in enumerate(changes)
-    ]
-    findings[0].save(tmp_path / "a.json")
-    [(sent, verified)] = verify_files([tmp_path / "a.json"])  # found by its name
-    assert (sent, verified.holds) == (findings[0], True)
-    (word, share), *others = findings[0].after
-    wrong = replace(findings[0], after=[(word, share * 0.9), *others])
-    with pytest.warns(UserWarning, match="does not hold, which the page also reports"):
-        view = view_of([*findings, wrong], model=known)
-    html = view._document()
-    assert len(encode(html)) < LARGEST
-    page = visit(html)
-    expect(page.locator(".loading")).to_have_text("The model is loading …")
-    expect(page.locator(".finding h2").first).to_have_text("Claim 0.")
-    page.wait_for_selector("html[data-qkv=ready]", timeout=300_000)
-    measured = page.evaluate("qkv.findings")
-    assert [one["holds"] for one in measured] == [True, True, True, True, False]
-    for one, finding in zip(measured, findings, strict=False):
-        for when in ("before", "after"):
-            own = getattr(finding, when)
-            assert [name for name, _ in one[when]] == [name for name, _ in own]
-            np.testing.assert_allclose([p for _, p in one[when]], [p for _, p in own], rtol=0.02)
-    expect(page.locator(".verdict").first).to_contain_text("agree to within 5% or 0.0001")
-    expect(page.locator(".verdict").last).to_contain_text("Does not hold")
-    page.locator(".finding .stage").nth(1).get_by_role("button", name="capital").click()
-    best, _ = qkv.finding(known, PROMPTS[0], hide=["capital", "France"]).after[0]
-    guess = page.locator(".finding").first.locator(".guess .now").last
-    expect(guess).to_have_text(best, timeout=60_000)
 
 
 def test_greedy_text_is_the_librarys_with_and_without_edits(page: Page, known: Model) -> None:

@@ -516,18 +516,6 @@ def test_no_two_labels_touch_up_to_20_tokens(visit: Visit, width: int, seed: int
         assert box["right"] <= frame["x"] + frame["width"] + 1
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_no_two_labels_touch_at_any_layer(visit: Visit, width: int) -> None:
-    shift = two_sentences()
-    page = visit(shift_page(shift), width=width)
-    slider(page).focus()
-    press(page, "Home")
-    for _ in shift.stages:
-        assert overlapping(page) == []
-        assert len(boxes(page)) >= len(shift.tokens)
-        press(page, "ArrowRight")
-
-
 def rows_of(table: Locator) -> list[list[str]]:
     return table.locator("tr").evaluate_all(
         "rows => rows.map((row) => [...row.children].map((cell) => cell.textContent))"
@@ -619,13 +607,6 @@ def test_the_plane_is_saved_as_it_is_shown_and_its_points_with_all_digits(visit:
         for line in svg.iter(f"{space}line")
     ]
     assert all(position in ends for position in positions(page).tolist())
-
-
-def test_a_static_vector_is_named_once(visit: Visit) -> None:
-    shift = two_sentences()
-    page = visit(shift_page(shift))
-    alone = page.locator(".shift-label.alone").all_text_contents()
-    assert len(alone) == len(set(alone)) > 3
 
 
 def test_vectors_that_do_not_move_are_drawn(visit: Visit) -> None:
