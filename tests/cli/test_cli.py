@@ -68,20 +68,6 @@ def test_show_prints_the_view() -> None:
     assert result.stdout.strip() == str(show(CAT, model="random"))
 
 
-@pytest.mark.usefixtures("_need_minilm")
-def test_show_compare_and_walk_with_minilm() -> None:
-    minilm = ("--model", "minilm")
-    shown = run("show", BANK, "--layer", "0", "--head", "4", *minilm)
-    assert "bank attends to river: 0.71 (layer 0, head 4)." in shown.stdout
-    compared = run("compare", BANK, MONEY, "--word", "bank", *minilm)
-    assert "vectors: 0.958 at" in compared.stdout
-    walked = run("walk", CAT, "--layer", "0", *minilm)
-    assert "13. The output projection" in walked.stdout
-    difference = " ".join(walked.stdout.split()).split("largest difference ")[1].split(" is ")[1]
-    assert float(difference.split(". ")[0]) < 4e-4  # 2e-6 of the largest number, 222
-    assert [shown.exit_code, compared.exit_code, walked.exit_code] == [0, 0, 0]
-
-
 def test_walk_shapes_the_random_model() -> None:
     options = ("--dim", "12", "--heads", "3", "--causal", "--no-positions", "--seed", "7")
     result = run("walk", CAT, *RANDOM, *options, "--head", "2", "--json")
@@ -105,13 +91,6 @@ def test_json_is_one_line_of_json(args: tuple[str, ...]) -> None:
     assert result.exit_code == 0
     assert result.stdout.count("\n") == 1
     assert isinstance(json.loads(result.stdout), dict)
-
-
-def test_json_of_show_has_the_numbers_of_the_trace() -> None:
-    data = json.loads(run("show", CAT, *RANDOM, "--json").stdout)
-    trace = random_model(CAT).trace(CAT)
-    weights = np.array(data["weights"], dtype=np.float32)
-    np.testing.assert_array_equal(weights, trace.pattern(data["layer"], data["head"]))
 
 
 def test_help_and_version_are_quick_and_complete() -> None:
@@ -629,19 +608,6 @@ def test_a_closed_output_pipe_is_no_error(args: tuple[str, ...]) -> None:
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait() == 0
-
-
-def test_output_fits_the_width_of_the_terminal() -> None:
-    for columns in ("60", "120"):
-        done = CliRunner(env={"COLUMNS": columns}).invoke(main, ("show", BANK, *RANDOM))
-        assert done.exit_code == 0
-        assert max(map(len, done.stdout.splitlines())) <= int(columns)
-
-
-def test_help_prints_each_example_on_its_own_line() -> None:
-    lines = CliRunner().invoke(main, ["--help"]).output.splitlines()
-    assert '      qkv walk "The cat sat on the mat"' in lines
-    assert '      qkv show "I sat on the bank of the river."' in lines
 
 
 def test_encode_with_the_random_model_knows_the_words_of_the_file(tmp_path: Path) -> None:

@@ -151,21 +151,6 @@ def test_json(writes: str) -> None:
     assert data["texts"] == [row, row]
 
 
-def test_generate_uses_the_shipped_decoder_by_default(
-    writes: str, random: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "books-decoder").symlink_to(writes)
-    monkeypatch.setattr("qkv.models.files.find.DATA", tmp_path / "data")
-    assert run("generate", PROMPT).stdout == f"{PROMPT}{TEXT}\n"
-    monkeypatch.setenv("QKV_MODEL", random)
-    assert run("generate", PROMPT).stdout == run("generate", PROMPT, "--model", random).stdout
-    monkeypatch.setenv("QKV_MODEL", "random")
-    line = refused(run("generate", PROMPT), "generate")
-    assert "QKV_MODEL is random, which does not predict the next token" in line
-    assert run("generate", PROMPT, "--model", writes).stdout == f"{PROMPT}{TEXT}\n"
-
-
 def test_refused(writes: str, random: str) -> None:
     assert "PROMPT" in refused(run("generate"), "generate")
     line = refused(run("generate", "hi", "--model", "random"), "generate")

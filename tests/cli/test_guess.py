@@ -13,7 +13,7 @@ from models import decoders
 from models.support import mask_bert
 from qkv.see import guess
 
-from .test_cli import qkv_process, refused, run
+from .test_cli import refused, run
 
 TEXT = "the cat sat on the [MASK]."
 
@@ -57,15 +57,6 @@ def test_a_decoder(tmp_path: Path) -> None:
     result = run("guess", "a b", "--model", str(tmp_path / "writer"), "--top", "1", "--json")
     (one,) = json.loads(result.stdout)["guesses"]
     assert (one["token"], one["before"][0]["word"]) == (None, "the")
-
-
-def test_the_default_model_guesses_in_a_separate_process() -> None:
-    done = qkv_process("guess", "The sun rises in the [MASK].", environment={"COLUMNS": "80"})
-    assert (done.returncode, done.stderr) == (0, b"")
-    (first,) = qkv.load().predict("The sun rises in the [MASK].")
-    for word, share in first:
-        assert f"{share:.3f}" in done.stdout.decode()
-        assert word in done.stdout.decode()
 
 
 @pytest.mark.parametrize(

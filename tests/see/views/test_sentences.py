@@ -28,13 +28,6 @@ from qkv.trace import Trace
 from ..support import BANK, CAT, MONEY, made_trace
 
 
-def test_bank_looks_at_river(minilm: Model) -> None:
-    view = show(BANK, model=minilm, layer=0, head=4)
-    assert view.sentence == "bank attends to river: 0.71 (layer 0, head 4)."
-    assert view.head.reason == "it was requested"
-    assert view.weights[5, 8] == pytest.approx(0.7087, abs=1e-4)
-
-
 def test_the_shown_head_is_the_one_that_stands_out_most(minilm: Model) -> None:
     view = show(BANK, model=minilm)
     trace = minilm.trace(BANK)
