@@ -82,10 +82,7 @@ WRONG: list[tuple[Any, str]] = [
     ([{"op": "hide", "token": 1.5}], "(hide) has token 1.5"),
     ([{"op": "mask", "query": 1, "key": 10}], "(mask) has key 10; pass 0 to 9"),
     ([{"op": "mask", "query": 1, "key": 1, "head": 2}], "(mask) has head 2 but no layer"),
-    (
-        [{"op": "ablate", "head": 1}],
-        "(ablate) has no layer; it needs layer and may have head, with",
-    ),
+    ([{"op": "ablate", "head": 1}], "(ablate) has no layer; it needs layer and may have head"),
     ([{"op": "ablate", "layer": 0, "head": 6}], "(ablate) has head 6; pass 0 to 5"),
     ([{"op": "ablate", "layer": 0, "haed": 1}], '(ablate) has "haed"; it needs layer and may'),
     ([{"op": "ablate", "layer": 0, "with": [1]}], "has with [1]; pass "),
@@ -95,20 +92,10 @@ WRONG: list[tuple[Any, str]] = [
     ([EDITS["add"] | {"vector": [1, 2]}], "(add) has vector [1,2]; pass 192 finite numbers"),
     ([EDITS["add"] | {"at": "z"}], '(add) has at "z"; pass one of resid_pre, resid_post'),
     ([EDITS["patch"] | {"from": 7}], "(patch) has from 7; pass a string"),
-    (
-        [EDITS["patch"] | {"from": "a dog"}],
-        'patch has from "a dog" with 4 tokens, but the text has 10',
-    ),
-    (
-        [EDITS["patch"] | {"at": "mlp_out"}],
-        "(patch) has head 1; pass no head, because mlp_out has no heads",
-    ),
+    ([EDITS["patch"] | {"from": "a dog"}], 'patch has from "a dog" with 4 tokens, but the text'),
+    ([EDITS["patch"] | {"at": "mlp_out"}], "(patch) has head 1; pass no head, because mlp_out"),
     ([EDITS["set"] | {"value": [[1]]}], "(set) has value [[1]]; pass finite numbers (192)"),
-    (
-        [EDITS["set"] | {"at": "mlp.post"}],
-        '(set) has at "mlp.post"; pass one of resid_pre, attn_out, mlp_out, z, q, k, v, pattern, '
-        "resid_post; the page cannot set another activation",
-    ),
+    ([EDITS["set"] | {"at": "mlp.post"}], '(set) has at "mlp.post"; pass one of resid_pre'),
     ([EDITS["set"] | {"layer": None}], '(set) has at "attn_out"; pass the layer too'),
     ([EDITS["swap"] | {"with": "two words"}], "pass one entry of the vocabulary"),
 ]

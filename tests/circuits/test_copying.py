@@ -42,9 +42,7 @@ def test_by_hand(small):
 def test_models_without_a_linear_lm_head_are_refused(small):
     with pytest.raises(ValueError, match=r"the LM head of .* has a layer before"):
         copying_scores(small("bert"))
-    with pytest.raises(
-        ValueError, match=r"copying_scores: .* has no head, so it cannot predict words"
-    ):
+    with pytest.raises(ValueError, match=r"copying_scores: .* has no head, so it cannot predict"):
         copying_scores(small("headless"))
     with pytest.raises(TypeError, match="copying_scores: `model` is str"):
         copying_scores("gpt2")

@@ -96,11 +96,7 @@ def test_too_few_steps_give_a_warning(small):
         ({"steps": 0}, ValueError, "steps"),
         ({"baseline": 10**6}, ValueError, "there is no token 1000000"),
         ({"baseline": "king"}, ValueError, "'king' is not in the vocabulary"),
-        (
-            {"baseline": [1, 2]},
-            TypeError,
-            r"`baseline` is .*; pass a token, or floats of shape \(12,\)",
-        ),
+        ({"baseline": [1, 2]}, TypeError, "`baseline` is .*; pass a token, or floats of shape"),
         ({"baseline": np.ones(3)}, ValueError, r"shape \(3,\) and the embeddings have \(6, 12\)"),
     ],
 )
@@ -111,7 +107,5 @@ def test_invalid_arguments_are_refused(small, options, error, words):
 
 
 def test_a_model_without_an_lm_head_is_refused(small):
-    with pytest.raises(
-        ValueError, match=r"integrated_gradients: .* has no head, so it cannot predict"
-    ):
+    with pytest.raises(ValueError, match=r"integrated_gradients: .* has no head, so it cannot"):
         integrated_gradients(small("headless"), IDS, of=OF)

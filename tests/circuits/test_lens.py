@@ -64,9 +64,7 @@ def test_a_batch_equals_single_texts_and_is_0_in_the_padding(small, kind):
 def test_unsupported_models_and_traces_are_refused(small):
     model = small("gpt2")
     trace = model.trace(IDS)
-    with pytest.raises(
-        ValueError, match=r"logit_lens: .* has no head, so it cannot predict words: load a model"
-    ):
+    with pytest.raises(ValueError, match=r"logit_lens: .* has no head, so it cannot predict"):
         logit_lens(small("headless"), trace)
     with pytest.raises(ValueError, match=r"logit_lens: .* has a head for [0-9]+ classes"):
         logit_lens(small("classes"), trace)
@@ -78,14 +76,9 @@ def test_unsupported_models_and_traces_are_refused(small):
         logit_lens("gpt2", trace)
     with pytest.raises(TypeError, match=r"logit_lens: `trace` is dict; pass a trace"):
         logit_lens(model, dict(trace))
-    with pytest.raises(
-        ValueError, match=r"`trace` has 1 layers and .* has 2: trace the text with this"
-    ):
+    with pytest.raises(ValueError, match=r"`trace` has 1 layers and .* has 2: trace the text with"):
         logit_lens(model, qkv.load("random").trace("the cat"))
-    with pytest.raises(
-        KeyError,
-        match=r"no \('resid_post', 0\): call trace\(\) without names=, or add 'resid_post'",
-    ):
+    with pytest.raises(KeyError, match=r"no \('resid_post', 0\): call trace\(\) without names="):
         logit_lens(model, model.trace(IDS, names=[("resid_pre", 0)]))
 
 

@@ -410,9 +410,7 @@ def test_models_that_cannot_be_compared(small, tmp_path):
     model = small("gpt2")
     with pytest.raises(TypeError, match="diff: `model` is str"):
         diff(model, "gpt2", IDS)
-    with pytest.raises(
-        ValueError, match=r"diff: .* has 2 layers and .* 1; pass models of the same"
-    ):
+    with pytest.raises(ValueError, match=r"diff: .* has 2 layers and .* 1; pass models of the"):
         diff(model, qkv.load("random"), IDS)
     with pytest.raises(ValueError, match=r"the blocks of .* and .* have different parts; pass mod"):
         diff(small("parallel"), model, IDS)
@@ -424,8 +422,5 @@ def test_models_that_cannot_be_compared(small, tmp_path):
         diff(model, model, [])
     other = moved(model)
     other.max_seq_length = 4
-    with pytest.raises(
-        ValueError,
-        match=r"splits text 0 into 8 tokens, but .* into 4 different tokens; pass",
-    ):
+    with pytest.raises(ValueError, match=r"splits text 0 into 8 tokens, but .* into 4 different"):
         diff(model, other, ["the cat sat on the mat"])

@@ -187,20 +187,12 @@ class Wrong(Square):
 @pytest.mark.parametrize(
     ("metric", "error", "words"),
     [
-        (
-            metrics.logit_difference([1, 2, 3], 4),
-            ValueError,
-            "has 3 values of `answers` for 1 texts; pass one",
-        ),
+        (metrics.logit_difference([1, 2, 3], 4), ValueError, "has 3 values of `answers` for 1"),
         (metrics.logit_difference(1, 99), ValueError, "no token 99: the ids run"),
         (metrics.log_probability(1, position=6), ValueError, "position 6, but the text has 6 tok"),
         (metrics.loss([1, 2]), ValueError, "has 2 targets and the text has 6 tokens; pass one"),
         (metrics.kl(np.zeros((3, 30))), ValueError, "reference logits of 3 tokens and the text"),
-        (
-            Wrong(),
-            ValueError,
-            r"returned a gradient of shape \(6, 30\) .* for logits of shape \(1, 6, 30\)",
-        ),
+        (Wrong(), ValueError, r"returned a gradient of shape \(6, 30\) .* for logits of shape"),
         (difference, TypeError, "is a function, whose gradient is unknown; pass"),
     ],
 )
@@ -214,16 +206,8 @@ def test_invalid_metrics_are_refused(small, metric, error, words):
     ("call", "error", "words"),
     [
         (lambda: metrics.loss("cat"), TypeError, "loss: `targets` has 'cat'; pass the tar"),
-        (
-            lambda: metrics.loss([-100]),
-            TypeError,
-            "loss: `targets` has .*with at least one id other than -100",
-        ),
-        (
-            lambda: metrics.kl([1, 2]),
-            TypeError,
-            r"kl: `reference` has an array of int64 with shape \(2,\)",
-        ),
+        (lambda: metrics.loss([-100]), TypeError, "loss: `targets` has .*with at least one id"),
+        (lambda: metrics.kl([1, 2]), TypeError, "kl: `reference` has an array of int64 with"),
         (
             lambda: metrics.log_probability(1, position="end"),
             TypeError,
@@ -251,7 +235,5 @@ def test_direct_contributions_need_a_logit(small):
     model = small("gpt2")
     with pytest.raises(TypeError, match=r"^attribute_logits: `of` is neither a logit nor a logit"):
         attribute_logits(model, model.trace(CLEAN), of=metrics.log_probability(3))
-    with pytest.raises(
-        ValueError, match=r"^gradient: `of` is a list of length 3, but there are 2 texts"
-    ):
+    with pytest.raises(ValueError, match=r"^gradient: `of` is a list of length 3, but there are 2"):
         model.gradient([CLEAN, CLEAN], of=[LOGIT] * 3)

@@ -145,19 +145,9 @@ def test_edges_outside_paths_are_removed(small):
     ("call", "given", "error", "words"),
     [
         (edges, {"corrupted": OTHERS[:3]}, ValueError, "`clean` has 4 texts and `corrupted` has 3"),
-        (
-            edges,
-            {"metric": METRICS[:3]},
-            ValueError,
-            "`metric` is a list of length 3, but there are 4 texts",
-        ),
+        (edges, {"metric": METRICS[:3]}, ValueError, "`metric` is a list of length 3, but there"),
         (edges, {"metric": [LOGIT, difference] * 2, "method": "eap"}, TypeError, "is a function"),
-        (
-            discover,
-            {"held_out": CLEAN, "edges": 3},
-            TypeError,
-            r"`held_out` is .*; pass \(clean, corrupted\), \(clean, corrupted, metric\) or",
-        ),
+        (discover, {"held_out": CLEAN, "edges": 3}, TypeError, r"`held_out` is .*; pass \(clean"),
         (
             discover,
             {"held_out": (ONES, OTHERS[:3]), "edges": 3},

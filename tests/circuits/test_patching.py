@@ -166,23 +166,11 @@ def test_attribution_patches_equal_slopes_of_the_metric(small, kind, at):
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        (
-            {"clean": CLEAN[:4]},
-            ValueError,
-            "`clean` has 4 tokens and `corrupted` has 6; pass texts",
-        ),
+        ({"clean": CLEAN[:4]}, ValueError, "`clean` has 4 tokens and `corrupted` has 6; pass"),
         ({"clean": [CLEAN, CLEAN]}, ValueError, "`clean` .* 2 texts"),
-        (
-            {"at": "resid"},
-            ValueError,
-            "`at` is 'resid': choose among resid_pre, resid_mid, resid_post",
-        ),
+        ({"at": "resid"}, ValueError, "`at` is 'resid': choose among resid_pre, resid_mid"),
         ({"at": ("z", 3)}, ValueError, r"`at` is \('z', 3\): choose among"),
-        (
-            {"metric": (6, 1)},
-            ValueError,
-            "`metric` has position 6, but the text has 6 tokens; pass -6",
-        ),
+        ({"metric": (6, 1)}, ValueError, "`metric` has position 6, but the text has 6 tokens"),
         ({"metric": (0, 30)}, ValueError, "no token 30: the ids run from 0 to 29"),
         ({"metric": (0, "dogs")}, ValueError, "'dogs' is 2 tokens of"),
         ({"metric": (0, 0.5)}, TypeError, r"`metric` has the token 0\.5; pass an id"),
@@ -206,19 +194,13 @@ def test_unsupported_models_and_invalid_metrics_are_refused(small):
     def with_metric(metric):
         return patch(model, CLEAN, CORRUPTED, at="z", metric=metric)
 
-    with pytest.raises(
-        ValueError, match=r"`metric` returned an array \(30,\) for logits \(1, 6, 30\): re"
-    ):
+    with pytest.raises(ValueError, match=r"`metric` returned an array \(30,\) for logits \(1, 6"):
         with_metric(lambda logits: logits[0, -1])
     with pytest.raises(TypeError, match=r"patch: `metric` returned None: return one number"):
         with_metric(lambda logits: None)
-    with pytest.raises(
-        TypeError, match=r"attribution_patch: `metric` is a function, .* exactly \(patch"
-    ):
+    with pytest.raises(TypeError, match=r"attribution_patch: `metric` is a function, .* exactly"):
         attribution_patch(model, CLEAN, CORRUPTED, at="z", metric=difference)
-    with pytest.raises(
-        ValueError, match="`at` is 'resid_mid', but the layers of parallel have no such"
-    ):
+    with pytest.raises(ValueError, match="`at` is 'resid_mid', but the layers of parallel have"):
         patch(small("parallel"), CLEAN, CORRUPTED, at="resid_mid", metric=LOGIT)
     for kind, words in (
         ("headless", "no head, so it cannot predict words: load a model"),

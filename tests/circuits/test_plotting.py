@@ -333,11 +333,7 @@ def test_a_part_of_a_result_is_drawn_by_its_names() -> None:
     ("make", "error", "message"),
     [
         (lambda: np.ones((2, 2)), TypeError, r"`result` is ndarray \(2, 2\), without named axes"),
-        (
-            lambda: result_of([[1.0]], "a", "b").T,
-            TypeError,
-            r"`result` is Result \(1, 1\), without ",
-        ),
+        (lambda: result_of([[1.0]], "a", "b").T, TypeError, r"`result` is Result \(1, 1\)"),
         (lambda: result_of([["a"]], "a", "b").to_xarray(), TypeError, "a DataArray of <U1; pass"),
         (lambda: SimpleNamespace(nodes=["a"], edges=[("a", "a")]), TypeError, "SimpleNamespace; "),
         (lambda: "lens", TypeError, "`result` is str; pass a result of qkv.circuits"),

@@ -328,11 +328,7 @@ def test_a_topk_folder_without_k_has_the_default_of_saelens(tmp_path):
             {},
             "model_from_pretrained_kwargs is ",
         ),
-        (
-            {},
-            {"b_enc": None},
-            "has no b_enc: an autoencoder of the architecture 'standard' has W_e",
-        ),
+        ({}, {"b_enc": None}, "has no b_enc: an autoencoder of the architecture 'standard' has"),
         ({}, {"W_skip": B_ENC}, "also has W_skip: an autoencoder"),
         ({}, {"scaling_factor": 2 * B_ENC}, "scaling_factor is not 1 everywhere"),
         ({"apply_b_dec_to_input": "false"}, {}, "apply_b_dec_to_input is 'false', which"),
@@ -371,9 +367,7 @@ def test_incomplete_or_broken_folders_are_refused(tmp_path):
     (tmp_path / WEIGHTS).write_bytes(b"no")
     with pytest.raises(ModelError, match="the file is truncated or not a safetensors file"):
         SAE.load(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"SAE.save: W_enc contains 1e\+06, which is too large for float16"
-    ):
+    with pytest.raises(ValueError, match=r"SAE.save: W_enc contains 1e\+06, which is too large"):
         SAE(np.full((1, 1), 1e6), np.ones((1, 1))).save(tmp_path, dtype="float16")
 
 
@@ -500,16 +494,8 @@ def test_measures_on_texts(small):
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (
-            lambda: SAE(np.eye(3), np.eye(2)),
-            ValueError,
-            r"W_dec has shape \(2, 2\) and the encoder",
-        ),
-        (
-            lambda: SAE(np.ones(3), np.eye(3)),
-            ValueError,
-            r"encoder has shape \(3,\); pass a matrix \(D, n\)",
-        ),
+        (lambda: SAE(np.eye(3), np.eye(2)), ValueError, r"W_dec has shape \(2, 2\) and the"),
+        (lambda: SAE(np.ones(3), np.eye(3)), ValueError, r"encoder has shape \(3,\); pass a"),
         (lambda: SAE(np.eye(3, dtype=int), np.eye(3)), TypeError, "W_enc is int64; pass floats"),
         (lambda: SAE(np.eye(3), np.eye(3), k=4), ValueError, "k is 4"),
         (lambda: SAE(np.eye(3), np.eye(3), k=1, threshold=np.ones(3)), ValueError, "topk and jump"),
@@ -519,22 +505,10 @@ def test_measures_on_texts(small):
             ValueError,
             "`at` is 'resid_post'; pass",
         ),
-        (
-            lambda: SAE(np.eye(3), np.eye(3), at=("z", -1)),
-            ValueError,
-            r"`at` is \('z', -1\); pass the full",
-        ),
-        (
-            lambda: made("topk").encode(np.ones((2, 5))),
-            ValueError,
-            r"SAE.encode: `x` has shape \(2, 5\) but <SAE: topk, 20 features of 12> takes",
-        ),
+        (lambda: SAE(np.eye(3), np.eye(3), at=("z", -1)), ValueError, r"`at` is \('z', -1\); pass"),
+        (lambda: made("topk").encode(np.ones((2, 5))), ValueError, "SAE.encode: `x` has shape"),
         (lambda: made("topk").encode([1, 2]), TypeError, "SAE.encode: x is int64; pass floats"),
-        (
-            lambda: made("topk").decode(np.ones(3)),
-            ValueError,
-            r"SAE.decode: `features` has shape \(3,",
-        ),
+        (lambda: made("topk").decode(np.ones(3)), ValueError, "SAE.decode: `features` has shape"),
     ],
 )
 def test_invalid_arguments_are_refused(call, error, words):
@@ -549,23 +523,15 @@ def test_invalid_models_and_sites_are_refused(small):
     options = {"features": 8, "k": 2, "tokens": 10}
     with pytest.raises(TypeError, match=r"SAE.train: `model` is str"):
         SAE.train("gpt2", IDS, at=SITE, **options)
-    with pytest.raises(
-        ValueError, match=r"SAE.train: `at` is 'resid_post', which names 2 activations"
-    ):
+    with pytest.raises(ValueError, match=r"SAE.train: `at` is 'resid_post', which names 2"):
         SAE.train(model, IDS, at="resid_post", **options)
-    with pytest.raises(
-        ValueError, match=r"`at` has blocks.0.attn.hook_pattern, which does not have one row per"
-    ):
+    with pytest.raises(ValueError, match=r"`at` has blocks.0.attn.hook_pattern, which does not"):
         SAE.train(model, IDS, at=("pattern", 0), **options)
     with pytest.raises(KeyError, match=r"SAE.train: there is no 'resid_past'"):
         SAE.train(model, IDS, at="resid_past", **options)
     with pytest.raises(ValueError, match=r"SAE.train: k is 9"):
         SAE.train(model, IDS, at=SITE, features=8, k=9)
-    with pytest.raises(
-        ValueError,
-        match=r"SAE.evaluate: <SAE: topk.*> has no activation name: set its attribute `at`, for "
-        r"example sae.at",
-    ):
+    with pytest.raises(ValueError, match=r"SAE.evaluate: <SAE: topk.*> has no activation name"):
         made("topk").evaluate(model, IDS)
     with pytest.raises(ValueError, match=r"`x` has shape \(1, 6, 3, 4\) but <SAE.* of 20"):
         model.trace(IDS[0], edit={("z", 0): SAE(np.ones((20, 4)), np.ones((4, 20)))})

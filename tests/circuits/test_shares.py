@@ -167,31 +167,18 @@ def test_invalid_models_traces_and_arguments_are_refused(small):
     said = r"attribute_logits: `by` is 'head'; pass 'neuron', or omit"
     with pytest.raises(ValueError, match=said):
         attribute_logits(model, trace, (0, 4), by="head")
-    with pytest.raises(
-        ValueError, match=r"`by` is 'neuron', but a block of .* a mixture of experts"
-    ):
+    with pytest.raises(ValueError, match=r"`by` is 'neuron', but a block of .* a mixture of"):
         attribute_logits(small("mixtral"), small("mixtral").trace(IDS), (0, 4), by="neuron")
     two = model.trace([IDS, IDS[:2]])
-    with pytest.raises(
-        ValueError,
-        match="`of` is a list of length 3, but there are 2 texts; pass one value for all",
-    ):
+    with pytest.raises(ValueError, match="`of` is a list of length 3, but there are 2 texts"):
         attribute_logits(model, two, [(0, 4)] * 3)
-    with pytest.raises(
-        ValueError, match="`of` of text 1 has position 2, but the text has 2 tokens"
-    ):
+    with pytest.raises(ValueError, match="`of` of text 1 has position 2, but the text has 2"):
         attribute_logits(model, two, (2, 4))
     with pytest.raises(TypeError, match=r"`of` is 4; pass \(position, token\) or"):
         attribute_logits(model, trace, 4)
-    with pytest.raises(
-        KeyError,
-        match=r"no 'ln_final.hook_scale': call trace\(\) without names=, or add 'ln_final",
-    ):
+    with pytest.raises(KeyError, match=r"no 'ln_final.hook_scale': call trace\(\) without names="):
         attribute_logits(model, model.trace(IDS, names=["embed", "full_embed"]), (-1, 4))
-    with pytest.raises(
-        KeyError,
-        match=r"no \('z', 0\): call trace\(\) without names=, or add 'z' to names=",
-    ):
+    with pytest.raises(KeyError, match=r"no \('z', 0\): call trace\(\) without names=, or add 'z'"):
         attribute_logits(model, model.trace(IDS, names=["full_embed", "ln_final.scale"]), (-1, 4))
 
 

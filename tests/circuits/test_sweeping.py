@@ -142,31 +142,14 @@ def test_one_metric_serves_all_pairs_and_a_list_of_one_counts_as_one_text(small)
             {"at": "z", "by": "neuron"},
             "`by` is 'neuron', but 'z' .*; pass 'position' or 'head'",
         ),
-        (
-            {"at": "post", "by": "head"},
-            "`by` is 'head', but 'post' .*; pass 'position' or 'neuron'",
-        ),
+        ({"at": "post", "by": "head"}, "`by` is 'head', but 'post' .*; pass 'position' or"),
         ({"at": "z", "by": 1}, "`by` is 1, but 'z'"),
         ({"at": []}, "`at` is an empty list: choose among resid_pre, "),
-        (
-            {"at": ["mlp_out", "z"]},
-            r"the result for 'mlp_out' has axes \('layer', 'token'\) and shape .*, but the "
-            "result for 'z' has axes",
-        ),
+        ({"at": ["mlp_out", "z"]}, r"the result for 'mlp_out' has axes \('layer', 'token'\) and"),
         ({"corrupted": OTHERS[:3]}, "`clean` has 4 texts and `corrupted` has 3; pass the same"),
-        (
-            {"corrupted": OTHERS[::-1]},
-            "`clean` of pair 1 has 4 tokens and `corrupted` has 7; pass texts",
-        ),
-        (
-            {"metric": [LOGIT] * 3},
-            "`metric` is a list of length 3, but there are 4 texts; pass one value for all",
-        ),
-        (
-            {"metric": (1, 3), "normalize": True},
-            r"`metric` of pair 0 is \S+ in the corrupted run and \S+ in the clean run, so the "
-            "result cannot be norm",
-        ),
+        ({"corrupted": OTHERS[::-1]}, "`clean` of pair 1 has 4 tokens and `corrupted` has 7"),
+        ({"metric": [LOGIT] * 3}, "`metric` is a list of length 3, but there are 4 texts; pass"),
+        ({"metric": (1, 3), "normalize": True}, r"`metric` of pair 0 is \S+ in the corrupted run"),
         ({"metric": (5, 1)}, "`metric` of pair 1 has position 5, but the text has 4 tokens"),
     ],
 )

@@ -308,10 +308,7 @@ def test_a_file_that_hangs_or_exits_early_fails_with_1(file):
         (("mine.py", "none.py"), "none.py: No such file"),
         (("mine.py", "--csv", "all.txt"), "all.txt: the name must end in .csv"),
         (("mine.py", "--html", "all.txt"), "all.txt: the name must end in .html"),
-        (
-            ("mine.py", "--task", "softmacks"),
-            "task 'softmacks' is unknown: choose from recurrence-table, ",
-        ),
+        (("mine.py", "--task", "softmacks"), "task 'softmacks' is unknown: choose from"),
         (("mine.py", "--hint", "4"), "--hint"),
         (("mine.py", "--seconds", "0"), "--seconds"),
         (("mine.py", "--junit", "all.txt"), "all.txt: the name must end in .xml"),

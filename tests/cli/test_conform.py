@@ -86,10 +86,7 @@ def test_the_card_is_written_in_every_form(file, tmp_path):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (
-            ["nofile.py:f"],
-            "qkv conform: the function cannot be loaded: ValueError: there is no file",
-        ),
+        (["nofile.py:f"], "qkv conform: the function cannot be loaded: ValueError: there is no"),
         pytest.param(["mine"], "write package.module:function", marks=pytest.mark.attack),
         pytest.param(["{file}:nothing"], "has no nothing", marks=pytest.mark.attack),
         (["{file}:right", "--arrays", "lists"], "choose from numpy, torch, jax"),

@@ -47,9 +47,7 @@ def test_every_option_reaches_the_model(folder: str) -> None:
         assert [(each["word"], each["probability"]) for each in one[name]] == expected
     assert (found["hide"], found["ablate"]) == (["cat", "on"], [[0, 1], [1, 2]])
     shown = run("guess", TEXT, "--model", folder, *flags).stdout
-    assert "without layer 0, head 1 and layer 1, head 2, cat and on hidden" in " ".join(
-        shown.split()
-    )
+    assert "without layer 0, head 1 and layer 1, head 2, cat and on" in " ".join(shown.split())
 
 
 def test_a_decoder(tmp_path: Path) -> None:
@@ -65,26 +63,14 @@ def test_a_decoder(tmp_path: Path) -> None:
         (("the cat",), "the text has no mask token, .* write [MASK] or _ where a word is missing"),
         (("",), "the text is empty; pass at least one word"),
         ((TEXT, "--top", "0"), "0 is not in the range x>=1"),
-        (
-            (TEXT, "--top", "31"),
-            "guess: --top is 31, but the vocabulary of model has 30 tokens; pass 1 to 30",
-        ),
+        ((TEXT, "--top", "31"), "guess: --top is 31, but the vocabulary of model has 30 tokens"),
         ((TEXT, "--hide", "dog"), "`hide` has 'dog', which is in no text: the words are the, cat"),
         ((TEXT, "--ablate", "0"), "0 is not a head; write LAYER.HEAD, for example 0.3"),
         ((TEXT, "--ablate", "0.x"), "0.x is not a head; write LAYER.HEAD, for example 0.3"),
-        (
-            (TEXT, "--ablate", "2.0"),
-            "`ablate` names layer 2, but the model has 2 layers, numbered 0 to 1",
-        ),
-        (
-            (TEXT, "--ablate", "0.3"),
-            "`ablate` names head 3, but layer 0 has 3 heads, numbered 0 to 2",
-        ),
+        ((TEXT, "--ablate", "2.0"), "`ablate` names layer 2, but the model has 2 layers"),
+        ((TEXT, "--ablate", "0.3"), "`ablate` names head 3, but layer 0 has 3 heads, numbered 0"),
         ((TEXT, "--ablate", "\u0660.\u0661"), "write LAYER.HEAD, for example 0.3"),
-        (
-            ("the " * 20 + "[MASK]",),
-            "the gap is beyond the first 16 tokens, and model reads only these",
-        ),
+        (("the " * 20 + "[MASK]",), "the gap is beyond the first 16 tokens, and model reads only"),
         ((), "Missing argument 'TEXT'"),
     ],
 )
@@ -130,6 +116,4 @@ def test_stories_need_the_shipped_model(folder: str, monkeypatch: pytest.MonkeyP
     for args in (("--model", folder), ("--hide", "crown"), ("--ablate", "0.1")):
         assert "Missing argument 'TEXT': --hide, --ablate" in refused(run("guess", *args), "guess")
     monkeypatch.setenv("QKV_MODEL", folder)
-    assert "Missing argument 'TEXT': --hide, --ablate, --model and QKV_MODEL need it" in refused(
-        run("guess"), "guess"
-    )
+    assert "Missing argument 'TEXT': --hide, --ablate, --model" in refused(run("guess"), "guess")

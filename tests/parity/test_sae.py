@@ -168,9 +168,7 @@ def test_files_of_qwen_scope(tmp_path: Path) -> None:
     x = torch.randn(7, D)
     features = features_of("topk", {**w, "b_dec": torch.zeros(D)}, x)
     np.testing.assert_allclose(sae.encode(x.numpy()), features.numpy(), rtol=0, atol=1e-5)
-    with pytest.raises(
-        ModelError, match=r"k is unknown; keep the file in a folder whose name cont"
-    ):
+    with pytest.raises(ModelError, match="k is unknown; keep the file in a folder whose name"):
         SAE.load(write_with_torch(tmp_path / "layer12.sae.pt", stored))
 
 
@@ -183,9 +181,7 @@ def test_a_torch_file_runs_no_code(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"the file does not contain a dict of tensors"):
         SAE.load(path)
     write_with_torch(path, {"W_enc": torch.ones(2)})
-    with pytest.raises(
-        ModelError, match=r"has no W_dec: an autoencoder of the architecture 'topk'"
-    ):
+    with pytest.raises(ModelError, match="has no W_dec: an autoencoder of the architecture"):
         SAE.load(path)
 
 

@@ -191,10 +191,7 @@ def test_a_colbert_of_pylate(tmp_path: Path, marker: str, attend: bool) -> None:
                     states = dense.linear(model(*given).last_hidden_state[0])
                 states = torch.nn.functional.normalize(states, dim=-1).numpy()
                 close(vectors, states if task == "query" else states[~np.isin(ids, skip)])
-    with pytest.raises(
-        ValueError,
-        match="a ColBERT model adds tokens that are not counted in the positions of edits",
-    ):
+    with pytest.raises(ValueError, match="a ColBERT model adds tokens that are not counted in"):
         ours.encode_query(TEXTS, output_value="token_embeddings", ablate=[(0, 0)])
 
 

@@ -133,9 +133,7 @@ def test_a_decoder_continues_prompts_that_end_with_a_gap() -> None:
     }
     assert found["jobs"] == {"nurse": pytest.approx(0.2), "cook": pytest.approx(0.8)}
     text = in_card(found)
-    assert text.startswith(
-        "For each prompt of `training/prompts.txt` whose last word is a gap, the mod"
-    )
+    assert text.startswith("For each prompt of `training/prompts.txt` whose last word is a gap")
     assert (
         '"He" is more probable for 1 of them. Its probability is highest for cook (80%), nurse '
         "(20%), and lowest for nurse (20%)"

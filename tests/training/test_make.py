@@ -88,9 +88,7 @@ def test_a_run_goes_on_from_another_and_the_card_tells_both(
     other = "held_out 1, in_sight 2.0, rate 0.01"
     assert f"Then 2 steps from there, with these changes: {other}." in text
     assert str(tmp_path) not in text
-    assert (
-        "whose hash modulo 12 is 1; then the model was also trained on these examples." in flowing
-    )
+    assert "whose hash modulo 12 is 1; then the model was also trained on these" in flowing
     assert "visible content words" in text
 
 
@@ -146,9 +144,7 @@ def test_the_card_has_shares_with_their_intervals() -> None:
 
 
 def test_without_a_run_there_is_nothing_to_ship(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        FileNotFoundError, match=r"does not contain a run: make one with training\.make"
-    ):
+    with pytest.raises(FileNotFoundError, match="does not contain a run: make one with"):
         ship.ship(tmp_path / "run", tmp_path / "place", folder)
 
 

@@ -133,7 +133,5 @@ def test_the_search_finds_the_cards_again(model: qkv.Model) -> None:
 def test_a_model_without_matching_sentences_has_no_cards(tmp_path: Path) -> None:
     assert lesson(qkv.load("random"))["cards"] == []
     assert found([]) is None
-    with pytest.raises(
-        ValueError, match="play_cards: books is not a folder; pass the folder of a model"
-    ):
+    with pytest.raises(ValueError, match="play_cards: books is not a folder; pass the folder of"):
         main(["books", "--keep"])

@@ -57,12 +57,7 @@ def test_every_form_of_attention_is_read(given: Any) -> None:
         (WEIGHTS, "abcd", TypeError, "the tokens are one string"),
         (WEIGHTS[..., :3], TOKENS, ValueError, "4 queries and 3 keys: .*head_view"),
         ([WEIGHTS], TOKENS, ValueError, "layer 0 has 2 texts; pass one text"),
-        (
-            [WEIGHTS[0], WEIGHTS[1, :2]],
-            TOKENS,
-            ValueError,
-            r"has shape \(2, 4, 4\) in layer 1 and .* in layer 0",
-        ),
+        ([WEIGHTS[0], WEIGHTS[1, :2]], TOKENS, ValueError, r"has shape \(2, 4, 4\) in layer 1 and"),
         ([None, None], TOKENS, ValueError, "layer 0 is None: .*eager"),
         ([], TOKENS, ValueError, r"has shape \(0,\)"),
         (WEIGHTS * 40, TOKENS, ValueError, "pass weights from 0 to 1"),

@@ -87,11 +87,7 @@ def test_any_type_of_number_is_computed_in_float64(kind: type) -> None:
 @pytest.mark.parametrize(
     ("original", "contextual", "said"),
     [
-        (
-            np.ones((2, 3)),
-            np.ones((3, 3)),
-            r"original has shape \(2, 3\) and contextual has shape \(3, 3\)",
-        ),
+        (np.ones((2, 3)), np.ones((3, 3)), r"original has shape \(2, 3\) and contextual has shape"),
         (np.ones((2, 3)), np.ones((2, 4)), r"\(2, 4\)"),
         ([[np.nan, 1.0]], [[1.0, 1.0]], "original has NaN, infinity"),
         ([[1.0, 1.0]], [[np.inf, 1.0]], "contextual has NaN, infinity"),

@@ -86,10 +86,7 @@ def test_the_strongest_link_is_shown_if_no_head_stands_out() -> None:
         "No head stands out in this sentence: the strongest content link is x → y, 0.80 "
         "(layer 0, head 0), less than 0.10 above the usual weight."
     )
-    assert chosen.reason.startswith(
-        "among all layers and heads, its link between two content words is furthest above the "
-        "usual weight, although no link stands out. In this head, "
-    )
+    assert chosen.reason.startswith("among all layers and heads, its link between two content")
 
 
 def test_usual_weights_exclude_causally_masked_pairs() -> None:
@@ -184,9 +181,7 @@ def test_a_trace_without_weights_or_of_several_texts_is_refused() -> None:
     with pytest.raises(ValueError, match="holds no weights"):
         selection.choose_head(heads_of(bare))
     two = Trace({}, tokens=[["a"], ["b"]], special=[[False], [False]], single=False)
-    with pytest.raises(
-        ValueError, match=r"holds 2 texts; pass one of them, for example trace\[0\]"
-    ):
+    with pytest.raises(ValueError, match="holds 2 texts; pass one of them, for example"):
         one_text(two)
     for arrays, said in (
         ({"scores": np.zeros((2, 2))}, r"qkv.show\(trace.attentions, tokens=\[...\]\)"),
@@ -242,10 +237,7 @@ def test_the_contrasting_head_is_where_links_that_stand_out_differ_most() -> Non
     # 0. The link from "bank" stands out only if its weight exceeds twice the mean of the four
     # weights. Twice the mean is 2 * 0.6 / 4 in the first text and 2 * 0.5 / 4 in the second text.
     assert (chosen.layer, chosen.head) == (0, 1)
-    assert (
-        "among all layers and heads, the word's links in this head differ most between the two "
-        "texts. For each link" in chosen.reason
-    )
+    assert "among all layers and heads, the word's links in this head differ" in chosen.reason
     assert selection.contrasting_head((a, [0]), (b, [0]), 0, 2).reason == "it was requested"
     assert selection.contrasting_head((longer[0], [0]), (longer[1], [0]), None, 2).head == 2
     with pytest.raises(IndexError, match="there is no layer 2"):

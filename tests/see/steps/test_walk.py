@@ -256,15 +256,11 @@ def test_a_walk_refuses_traces_that_it_cannot_show(lesson: Model) -> None:
     arrays = {name: trace[name] for name in trace.names()}
     about = {"tokens": [trace.tokens], "special": [trace.special]}
     capped = Trace(arrays, settings={0: {"softcap": 5.0}}, **about)
-    with pytest.raises(
-        ValueError, match=r"layer 0 uses softcap, .*: use qkv\.show to see its weights"
-    ):
+    with pytest.raises(ValueError, match=r"layer 0 uses softcap, .*: use qkv\.show to see its"):
         walk(capped)
     assert qkv.show(capped, layer=0, head=0).weights.shape == (6, 6)
     kept = lesson.trace(CAT, top_k=2)
-    with pytest.raises(
-        ValueError, match=r"holds only summaries of layer 0, .* qkv\.show\(trace\) for"
-    ):
+    with pytest.raises(ValueError, match=r"holds only summaries of layer 0, .* qkv\.show\(trace\)"):
         walk(kept)
     assert qkv.show(kept).links
     with pytest.raises(ValueError, match=r"To compare the attention of a word, pass word="):
@@ -514,11 +510,7 @@ def test_float16_and_integers_are_walked_in_float32() -> None:
             ValueError,
             "2 vectors and 1 keys",
         ),
-        (
-            {"x": normal(3, 8), "softcap": 2.0},
-            ValueError,
-            r"softcap is not .* To see the weights .* use qkv\.show",
-        ),
+        ({"x": normal(3, 8), "softcap": 2.0}, ValueError, "softcap is not .* To see the weights"),
         ({"x": normal(3, 8), "head": 4}, IndexError, "no head 4: the heads are 0 to 3"),
         ({"x": normal(3, 8), "head": -1}, IndexError, "no head -1"),
     ],

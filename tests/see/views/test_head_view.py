@@ -155,11 +155,7 @@ def test_an_encoder_decoder_has_three_attentions() -> None:
             TypeError,
             "encoder_attention needs tokens; pass encoder_tokens",
         ),
-        (
-            {"attention": weights(2, 2), "tokens": ["a"]},
-            ValueError,
-            "attention has 2 queries, but there are 1 tokens",
-        ),
+        ({"attention": weights(2, 2), "tokens": ["a"]}, ValueError, "attention has 2 queries"),
         (
             {
                 "cross_attention": weights(2, 3),

@@ -61,9 +61,7 @@ def test_layer_head_and_query_can_be_chosen(image):
     position = 1 + 1 * COLUMNS + 2
     pattern = trace["pattern", 0][0, :, position, 1:]
     np.testing.assert_array_equal(view.weights.reshape(2, -1), pattern)
-    assert view.sentence.startswith(
-        "The patch in row 1, column 2 (white frame) attends most to the patch "
-    )
+    assert view.sentence.startswith("The patch in row 1, column 2 (white frame) attends most to")
     assert image_view(trace, image, query=position).query == position
     assert image_view(trace, image, query="[CLS]").query == 0
     only = image_view(trace, image, head=0)

@@ -293,10 +293,7 @@ def test_weights_may_be_in_a_file_beside_the_page(
     with pytest.raises(IsADirectoryError, match="is a folder; pass a file in it"):
         view.to_html(home / "folder", weights="beside")
     assert not list(home.glob("*.bin"))
-    with pytest.raises(
-        ValueError,
-        match=r"^to_html: the weights of these models stay inside .*: omit weights='beside'$",
-    ):
+    with pytest.raises(ValueError, match=r"^to_html: the weights of these models stay inside .*"):
         play(SMALL, model=small).to_html(home / "other.html", weights="beside")
     with pytest.raises(ValueError, match="`weights` is 'out': choose 'inside' or 'beside'"):
         view.to_html(home / "other.html", weights="out")
@@ -414,10 +411,7 @@ def test_an_array_becomes_a_record(small: qkv.Model) -> None:
         ({"hide": "dog"}, "play: `hide` has 'dog', which is in no text: the words are the, cat"),
         ({"hide": [9]}, "play: `hide` has position 9, but no text has more than 9 tokens"),
         ({"ablate": [(9, 0)]}, "play: `ablate` names layer 9, but the model has "),
-        (
-            {"edit": {("z", 0): np.copy}},
-            r"play: `edit` has a function for blocks\.0\.attn\.hook_z, but",
-        ),
+        ({"edit": {("z", 0): np.copy}}, "play: `edit` has a function for"),
         ({"edit": [{"op": "hide", "token": 77}]}, r"play: edit\[0\] \(hide\) has token 77"),
     ],
 )

@@ -302,9 +302,7 @@ def test_folders_without_a_run_are_refused(tmp_path: Path, folder: Path) -> None
 def test_snapshots_of_two_runs(tmp_path: Path) -> None:
     write_snapshot(tmp_path, 0, 0.0)
     other = write_snapshot(tmp_path, 100, 1.0, intermediate_size=28)
-    with pytest.raises(
-        ValueError, match="steps 0 and 100 are from different runs: intermediate_size is 20 at"
-    ):
+    with pytest.raises(ValueError, match="steps 0 and 100 are from different runs"):
         replay(tmp_path, TEXT)
     shutil.rmtree(other)
     other = write_snapshot(tmp_path, 100, 1.0)

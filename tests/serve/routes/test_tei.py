@@ -113,11 +113,7 @@ def test_without_normalize_the_last_module_does_not_scale(tmp_path: Path) -> Non
         ({}, "inputs", "is missing; pass a text"),
         ({"inputs": []}, "inputs", "is an empty list"),
         ({"inputs": ["a"] * 9}, "input", "9 texts: send at most 8"),
-        (
-            {"inputs": "a", "prompt_name": "no"},
-            "prompt_name",
-            "has query, document, passage, clustering",
-        ),
+        ({"inputs": "a", "prompt_name": "no"}, "prompt_name", "has query, document, passage"),
         ({"inputs": "a", "dimensions": 13}, "dimensions", "pass 1 to 12"),
         ({"inputs": "the " * 20, "truncate": False}, "input", "has more than the 16 tokens"),
         ({"inputs": "a", "truncation_direction": "Left"}, "truncation_direction", "at their end"),

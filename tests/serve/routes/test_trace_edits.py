@@ -221,16 +221,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"edits": [{"op": "hyde"}]}, "edits", "edits[0] has op 'hyde': it must be one of hide, mask"),
     ({"edits": [None]}, "edits", "edits[0] is None; pass a record, such as"),
     ({"edits": [{"op": ["hide"]}]}, "edits", "edits[0] has op ['hide']: it must be"),
-    (
-        {"edits": [{"op": "causal"}, {"op": "hide"}]},
-        "edits",
-        "edits[1] (hide) has no token: it needs",
-    ),
-    (
-        {"edits": [{"op": "hide", "token": 8}]},
-        "edits",
-        "has token 8; pass 0 to 7, because the text",
-    ),
+    ({"edits": [{"op": "causal"}, {"op": "hide"}]}, "edits", "edits[1] (hide) has no token: it"),
+    ({"edits": [{"op": "hide", "token": 8}]}, "edits", "has token 8; pass 0 to 7, because the"),
     ({"edits": [{"op": "hide", "token": -1}]}, "edits", "has token -1"),
     ({"edits": [{"op": "hide", "token": True}]}, "edits", "has token True"),
     ({"edits": [{"op": "hide", "token": 1.0}]}, "edits", "has token 1.0"),
