@@ -729,9 +729,7 @@ CLAIMS: dict[str, dict[str, Decide | str] | str] = {
     ".big .w, .big .words": "test_play_front.py::test_one_press_changes_the_guess_and_the_lines",
     # the first screen
     ".front .read": "test_play_front.py::test_the_first_screen_says_what_the_model_has_read",
-    ".typed .note": {
-        TYPED: encoder,
-    },
+    ".typed .note": {TYPED: encoder},
     ":not([data-part=second]) > .unread .note": {
         rf"(?:{TYPED} )?{ADDED}": added,
         TYPED: encoder,
@@ -796,7 +794,7 @@ CLAIMS: dict[str, dict[str, Decide | str] | str] = {
     ".changed button": {"Clear all": always, "(?P<said>.+)": change},
     # the temperature of attention, and the temperature at which a decoder draws words
     ".heat output:not([data-part=writing] *)": {
-        r"(?P<temperature>[\d.]+)(?: the chosen row's entropy: (?:(?P<before>[\d.e−]+) → )?(?P<now>[\d.e−]+) bits)?": bits,
+        r"(?P<temperature>[\d.]+)(?: the chosen row's entropy: (?:(?P<before>[\d.e−]+) → )?(?P<now>[\d.e−]+) bits)?": bits
     },
     "[data-part=writing] .heat output": {r"[\d.]+: at random|0: always the likeliest": decoder},
     "[data-part=steer]": "test_play_steer.py::test_a_vector_steers_and_its_strength_can_be_moved",
@@ -821,7 +819,7 @@ CLAIMS: dict[str, dict[str, Decide | str] | str] = {
         HEAD.replace("head", "Head", 1)
         + r"(?: · (?P<role>usually .+?|.+? usually .+?))?(?P<removed> · removed: it adds nothing)?": lambda seen, **more: (
             in_head(seen, **more, moved=None, differ=None)
-        ),
+        )
     },
     "[data-part=head] > .why": {
         "You chose this head. Let the rule choose": always,

@@ -106,7 +106,7 @@ def test_every_moment_matches_the_trace(page: Page, trace: Trace) -> None:
     weights = np.asarray(trace["pattern", LAYER][0, NUMBER, POSITION])
     products = q[POSITION] * k
     assert names(page) == [
-        *("the gap", *trace.tokens[:POSITION], "___", *trace.tokens[POSITION + 1 :], "sum"),
+        *("the gap", *trace.tokens[:POSITION], "___", *trace.tokens[POSITION + 1 :], "sum")
     ]
     assert slider(page).input_value() == str(END)
     like(drawn(page)[-1], z[POSITION] / np.abs(v).max(), 3)

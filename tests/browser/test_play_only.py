@@ -149,7 +149,7 @@ def test_the_residual_stream_of_a_layer_may_stand_alone(
         "all => all.map(({ dataset }) => `${dataset.from} ${dataset.to}`)"
     )
     assert {*flows} == {
-        *("X out", "X R", "out R", "R N1", "N1 mlp", "N1 R2", "mlp R2", "R2 Y"),
+        *("X out", "X R", "out R", "R N1", "N1 mlp", "N1 R2", "mlp R2", "R2 Y")
     }  # no steps between `X` and `out`, but a ribbon from `X` to `out`
     page.get_by_role("tab", name="out").click()
     assert "The output projection" in title.inner_text()

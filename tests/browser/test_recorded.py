@@ -50,11 +50,7 @@ def test_run_returns_the_saved_numbers_of_a_text() -> None:
 
 def test_requests_that_need_a_model_are_refused() -> None:
     why = "needs a model, but this page has only saved numbers."
-    asking = [
-        "api.run('A', [{ op: 'hide', token: 1 }])",
-        "api.run('a text')",
-        "api.sweep('A', [])",
-    ]
+    asking = ["api.run('A', [{ op: 'hide', token: 1 }])", "api.run('a text')", "api.sweep('A', [])"]
     found = asked(
         f"return Promise.all([{', '.join(asking)}].map((asked) => asked.catch(String)))",
         made(WORDS, name="A"),

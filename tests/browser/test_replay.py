@@ -12,16 +12,7 @@ from qkv.see import View, replay
 from qkv.see.views._replay import ReplayView
 from see.training import made_run, run_folder
 
-from .support import (
-    Visit,
-    hold_clock,
-    press,
-    read,
-    readout,
-    sentence,
-    tight,
-    whole_page,
-)
+from .support import Visit, hold_clock, press, read, readout, sentence, tight, whole_page
 from .test_page import HOSTILE, problems
 
 STEPS = [0, 10, 20, 50, 100, 400, 1000]

@@ -320,16 +320,7 @@ def test_ribbons_join_each_step_to_its_inputs(visit: Visit) -> None:
         *("Q_rotated scores", "K_rotated scores", "scores scaled", "scaled masked"),
         *("masked weights", "weights context", "V context", "context joined", "joined out"),
         *("X R", "out R", "R N2", "N2 pre", "pre act", "N2 up", "act post", "up post"),
-        *(
-            "post mlp",
-            "R Y",
-            "mlp Y",
-            "Y Z",
-            "Z final",
-            "final y",
-            "y logits",
-            "logits probs",
-        ),
+        *("post mlp", "R Y", "mlp Y", "Y Z", "Z final", "final y", "y logits", "logits probs"),
     ]
 
 

@@ -98,10 +98,7 @@ def test_a_stopped_call_continues_where_it_stopped(small, tmp_path, small_files,
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (
-            {"texts": [[4, 4], *TEXTS[1:]]},
-            "text 0 has different tokens in .*; pass the same texts",
-        ),
+        ({"texts": [[4, 4], *TEXTS[1:]]}, "text 0 has different tokens in .*; pass the same texts"),
         ({"texts": TEXTS[:3]}, r"3 texts are given, but .* has 7 texts; pass all 7 texts, or"),
         ({"names": ("z", 0)}, r"has names \['blocks.1.hook_resid_post'\] but the call has"),
         ({"dtype": "float16"}, "has dtype 'float32' but the call has 'float16'; pass another"),

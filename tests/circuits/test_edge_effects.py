@@ -90,10 +90,7 @@ def test_by_hand():
         ("attn.0.1", "logits"): 0,
     }
     assert {edge[:2]: edge.score for edge in graph.edges} == pytest.approx(expected)
-    assert [edge[:2] for edge in graph.top(2)] == [
-        ("attn.0.0", "logits"),
-        ("embed", "attn.0.0.v"),
-    ]
+    assert [edge[:2] for edge in graph.top(2)] == [("attn.0.0", "logits"), ("embed", "attn.0.0.v")]
     both = path(model, **TWO, sender="embed", receivers=["attn.0.0.k", "attn.0.0.v"])
     assert both == pytest.approx(8 - 5)  # more than the sum of both edges
 

@@ -23,8 +23,7 @@ def margin(model, embed=None):
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["gpt2", "bert", pytest.param("parallel", marks=pytest.mark.attack)],
+    "kind", ["gpt2", "bert", pytest.param("parallel", marks=pytest.mark.attack)]
 )
 def test_shares_sum_to_the_difference(small, kind):
     model = small(kind)

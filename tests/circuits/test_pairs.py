@@ -100,10 +100,7 @@ def test_held_out_pairs_by_hand():
     assert found.faithfulness.pairs == pytest.approx([3 / 4, 9 / 4])
     # the ratio of the mean differences: (5.75 - 8 + 3.5 - 8) / (5 - 8 + 6 - 8)
     assert float(found.faithfulness) == pytest.approx(6.75 / 5)
-    assert [edge[:2] for edge in found.edges] == [
-        ("attn.0.0", "logits"),
-        ("embed", "attn.0.0.v"),
-    ]
+    assert [edge[:2] for edge in found.edges] == [("attn.0.0", "logits"), ("embed", "attn.0.0.v")]
     one = discover(model, **about, held_out=([0, 1], [2, 1]))
     assert one.faithfulness == pytest.approx(3 / 4)
     assert len(one.pairs) == 1

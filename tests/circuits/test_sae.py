@@ -314,11 +314,7 @@ def test_a_topk_folder_without_k_has_the_default_of_saelens(tmp_path):
 @pytest.mark.parametrize(
     ("config", "arrays", "words"),
     [
-        (
-            {"architecture": "temporal"},
-            {},
-            "architecture is 'temporal', which qkv does not",
-        ),
+        ({"architecture": "temporal"}, {}, "architecture is 'temporal', which qkv does not"),
         ({"activation_fn": "tanh-relu"}, {}, "activation_fn is 'tanh-relu', which qkv does"),
         ({"normalize_activations": "whiten"}, {}, "normalize_activations is 'whiten', which"),
         ({"normalize_activations": True}, {}, "normalize_activations is True, which"),

@@ -138,10 +138,7 @@ def test_one_metric_serves_all_pairs_and_a_list_of_one_counts_as_one_text(small)
     ("given", "words"),
     [
         ({"by": "head"}, "`by` is 'head', but 'resid_pre' has no axis of this kind; pass 'posi"),
-        (
-            {"at": "z", "by": "neuron"},
-            "`by` is 'neuron', but 'z' .*; pass 'position' or 'head'",
-        ),
+        ({"at": "z", "by": "neuron"}, "`by` is 'neuron', but 'z' .*; pass 'position' or 'head'"),
         ({"at": "post", "by": "head"}, "`by` is 'head', but 'post' .*; pass 'position' or"),
         ({"at": "z", "by": 1}, "`by` is 1, but 'z'"),
         ({"at": []}, "`at` is an empty list: choose among resid_pre, "),

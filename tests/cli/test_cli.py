@@ -179,8 +179,7 @@ def test_info_says_how_bfloat16_is_computed(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    "args",
-    [("show", CAT), ("walk", CAT), ("compare", CAT, BANK, "--word", "sat")],
+    "args", [("show", CAT), ("walk", CAT), ("compare", CAT, BANK, "--word", "sat")]
 )
 def test_png(args: tuple[str, ...], tmp_path: Path) -> None:
     target = tmp_path / "picture.png"
@@ -192,8 +191,7 @@ def test_png(args: tuple[str, ...], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "args",
-    [("show", CAT), ("walk", CAT), ("compare", CAT, BANK, "--word", "sat")],
+    "args", [("show", CAT), ("walk", CAT), ("compare", CAT, BANK, "--word", "sat")]
 )
 def test_html_and_svg(args: tuple[str, ...], tmp_path: Path) -> None:
     page, picture = tmp_path / "page.html", tmp_path / "picture.svg"

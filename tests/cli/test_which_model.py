@@ -114,11 +114,7 @@ def test_generate_uses_the_shipped_decoder_by_default(
     ],
 )
 def test_unsuitable_models_are_refused(
-    verb: str,
-    name: str,
-    said: str,
-    folders: dict[str, Path],
-    monkeypatch: pytest.MonkeyPatch,
+    verb: str, name: str, said: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QKV_MODEL", str(folders.get(name, name)))
     assert said in refused(run(*VERBS[verb]), verb)

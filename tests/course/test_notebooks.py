@@ -100,14 +100,14 @@ def test_the_student_notebook_has_stubs_without_solutions_and_asserts() -> None:
 def test_the_teacher_notebook_has_solutions_in_place_of_stubs() -> None:
     made = notebooks.teacher(LESSON)
     assert code(made) == [
-        *("picture = 1", SOLUTION, "result = double(4)\nresult", "assert result == 8"),
+        *("picture = 1", SOLUTION, "result = double(4)\nresult", "assert result == 8")
     ]
 
 
 def test_the_answered_notebook_has_solutions_in_the_stub_cells() -> None:
     student, answered = notebooks.student(LESSON), notebooks.answered(LESSON)
     assert code(answered) == [
-        *("picture = 1", SOLUTION, "result = double(4)\nresult", "assert result == 8"),
+        *("picture = 1", SOLUTION, "result = double(4)\nresult", "assert result == 8")
     ]
     # the rest equals the student's notebook: hints come after the cell
     assert prose(answered) == prose(student)
@@ -176,7 +176,7 @@ def test_writing_the_notebooks_is_deterministic(tmp_path: Path) -> None:
     page.write_text(LESSON, encoding="utf-8")
     paths = notebooks.write(page, tmp_path)
     assert [path.name for path in paths] == [
-        *("9-doubling-student.ipynb", "9-doubling-teacher.ipynb"),
+        *("9-doubling-student.ipynb", "9-doubling-teacher.ipynb")
     ]
     first = [path.read_bytes() for path in paths]
     assert first == [path.read_bytes() for path in notebooks.write(page, tmp_path)]

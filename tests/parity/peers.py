@@ -138,8 +138,7 @@ def shares(theirs: Found, ours: Found) -> float:
     one, other = ({k: float(v) for k, v in theirs["shares"].items()}, ours["shares"])
     mlp = [one[f"{layer}_mlp_out"] for layer in range(len(other["mlp"]))]
     return max(
-        away(one["embed"] + one.get("pos_embed", 0), other["embed"]),
-        away(mlp, other["mlp"]),
+        away(one["embed"] + one.get("pos_embed", 0), other["embed"]), away(mlp, other["mlp"])
     )
 
 

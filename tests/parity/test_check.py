@@ -44,11 +44,7 @@ def with_added_mask(query, key, value, attention_mask=None):
 
 
 @pytest.mark.parametrize(
-    ("function", "fragile"),
-    [
-        (of_torch, ()),
-        (annotated, ("masked-row-uniform",)),
-    ],
+    ("function", "fragile"), [(of_torch, ()), (annotated, ("masked-row-uniform",))]
 )
 def test_attention_in_torch_passes(function, fragile):
     result = mark(function)

@@ -25,13 +25,7 @@ from transformers import (
     MixtralForCausalLM,
 )
 
-from qkv.circuits import (
-    attribute_logits,
-    attribution_patch,
-    composition,
-    logit_lens,
-    patch,
-)
+from qkv.circuits import attribute_logits, attribution_patch, composition, logit_lens, patch
 
 from .hooks import BLOCKS, edited, inner
 from .models import Pair, double, made

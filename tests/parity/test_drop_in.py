@@ -38,9 +38,7 @@ WITHOUT = {
     ("predict", "chunk_size"): NO_POOL,
 }
 # Parameters whose default differs, with the reason.
-OTHERWISE = {
-    ("encode", "normalize_embeddings"): "None, as the files say, which False leaves out",
-}
+OTHERWISE = {("encode", "normalize_embeddings"): "None, as the files say, which False leaves out"}
 
 
 def parameters(kind: type, name: str) -> dict[str, Any]:

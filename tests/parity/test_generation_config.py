@@ -28,7 +28,7 @@ RULES: dict[str, dict[str, Any]] = {
     "suppressed": {"suppress_tokens": [*range(0, 40, 3), 99]},
     "suppressed at first": {"begin_suppress_tokens": [*range(0, 40, 2)]},
     "forced first, then suppressed": {
-        **{"begin_suppress_tokens": [*range(0, 40, 2)], "forced_bos_token_id": 6},
+        **{"begin_suppress_tokens": [*range(0, 40, 2)], "forced_bos_token_id": 6}
     },
     "forced last": {"forced_eos_token_id": 11},
     "one of two forced last": {"forced_eos_token_id": [14, 11]},

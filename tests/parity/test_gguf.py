@@ -19,16 +19,7 @@ from tokenizers import BertWordPieceTokenizer, Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import qkv
-from models.gguf_files import (
-    ADDED,
-    BYTE,
-    CONTROL,
-    NORMAL,
-    UNKNOWN,
-    gguf,
-    smollm2,
-    typed,
-)
+from models.gguf_files import ADDED, BYTE, CONTROL, NORMAL, UNKNOWN, gguf, smollm2, typed
 from models.odd_texts import ODD, WORDS, odd_texts
 from parity.sentences import sentences_of_the_docs
 from parity.support import close

@@ -135,9 +135,7 @@ def test_sdpa_masks(three: list[np.ndarray]) -> None:
 
 @proves(SDPA, "is_causal", "attn_mask=causal_lower_right(L, S)")
 @proves(
-    FIRST,
-    "scaled_dot_product_attention(is_causal=True), causal_upper_left",
-    "causal_lower_right",
+    FIRST, "scaled_dot_product_attention(is_causal=True), causal_upper_left", "causal_lower_right"
 )
 def test_sdpa_causal(three: list[np.ndarray]) -> None:
     ours = qkv.attention(*three, is_causal=True, q_offset="start")
@@ -694,11 +692,7 @@ def ort_mha(arrays: list[np.ndarray], *outputs: str, **options: Any) -> list[np.
 @pytest.fixture
 def whole() -> list[np.ndarray]:
     """Return a query, key and value with as many key heads as query heads."""
-    return [
-        numbers(B, H, L, D, seed=2),
-        numbers(B, H, S, D, seed=3),
-        numbers(B, H, S, DV, seed=4),
-    ]
+    return [numbers(B, H, L, D, seed=2), numbers(B, H, S, D, seed=3), numbers(B, H, S, DV, seed=4)]
 
 
 @proves(ORT_MHA, "query, key, value", "bias", "attention_bias", "scale", "qk, an output")
@@ -762,11 +756,7 @@ def test_ort_mha_causal(whole: list[np.ndarray]) -> None:
 
 
 def ort_gqa(
-    arrays: list[np.ndarray],
-    *outputs: str,
-    past: Any = None,
-    lengths: Any = None,
-    **options: Any,
+    arrays: list[np.ndarray], *outputs: str, past: Any = None, lengths: Any = None, **options: Any
 ) -> list[np.ndarray]:
     given = dict(zip(("query", "key", "value"), map(flat, arrays), strict=True))
     texts, heads, count, size = arrays[1].shape

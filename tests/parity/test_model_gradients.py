@@ -75,10 +75,7 @@ CASES |= {
     ),
     "gemma2 with low caps": (
         "Gemma2ForCausalLM",
-        {
-            **{**SMALL["gemma2"][0], "attn_logit_softcapping": 2.0},
-            "final_logit_softcapping": 3.0,
-        },
+        {**{**SMALL["gemma2"][0], "attn_logit_softcapping": 2.0}, "final_logit_softcapping": 3.0},
     ),
 }
 

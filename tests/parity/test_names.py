@@ -113,10 +113,7 @@ FAMILIES = {
             "hook_resid_mid": "transformer.h.*.ln_2",
             "mlp.hook_post": "transformer.h.*.mlp.c_proj",
         },
-        gives={
-            "mlp.hook_pre": "transformer.h.*.mlp.c_fc",
-            "hook_mlp_out": "transformer.h.*.mlp",
-        },
+        gives={"mlp.hook_pre": "transformer.h.*.mlp.c_fc", "hook_mlp_out": "transformer.h.*.mlp"},
         out_proj="transformer.h.*.attn.c_proj",
         last="transformer.ln_f",
         absent=("normalized_resid_post", "mlp.hook_pre_linear", "hook_token_type_embed"),
@@ -155,10 +152,7 @@ FAMILIES = {
         transformers.GPTJConfig(vocab_size=97, n_embd=24, n_head=3, n_layer=2, rotary_dim=4),
         norms={"ln1": "transformer.h.*.ln_1"},
         given={"mlp.hook_post": "transformer.h.*.mlp.fc_out"},
-        gives={
-            "mlp.hook_pre": "transformer.h.*.mlp.fc_in",
-            "hook_mlp_out": "transformer.h.*.mlp",
-        },
+        gives={"mlp.hook_pre": "transformer.h.*.mlp.fc_in", "hook_mlp_out": "transformer.h.*.mlp"},
         out_proj="transformer.h.*.attn.out_proj",
         last="transformer.ln_f",
         absent=("resid_mid", "ln2.hook_normalized", "mlp.hook_pre_linear"),

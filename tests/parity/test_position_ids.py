@@ -122,10 +122,7 @@ def theirs_of(pair: Pair, ids: Any, mask: Any, positions: Any = None) -> Any:
             torch.tensor(ids[:, :1])
         )  # reset the dynamic scaling, which remembers longer texts
         found = pair.theirs(
-            torch.tensor(ids),
-            attention_mask=torch.tensor(mask),
-            output_hidden_states=True,
-            **given,
+            torch.tensor(ids), attention_mask=torch.tensor(mask), output_hidden_states=True, **given
         )
     return found.hidden_states[-1].numpy()
 

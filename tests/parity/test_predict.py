@@ -25,10 +25,7 @@ SIZES: dict[str, Any] = {
     "intermediate_size": 40,
     "max_position_embeddings": 32,
 }
-IDS = {
-    "bert": [4, MASK, 21, 3, 50, MASK, 96],
-    "llama": [4, 8, 21, 3, 50, 60, 96],
-}
+IDS = {"bert": [4, MASK, 21, 3, 50, MASK, 96], "llama": [4, 8, 21, 3, 50, 60, 96]}
 
 
 def pair_of(folder: Path, kind: str, dtype: torch.dtype) -> Any:

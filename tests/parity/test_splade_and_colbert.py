@@ -13,13 +13,7 @@ from sentence_transformers import MultiVectorEncoder, SparseEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sparse_encoder.modules import SpladePooling
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertModel,
-    XLMRobertaConfig,
-    XLMRobertaModel,
-)
+from transformers import BertConfig, BertForMaskedLM, BertModel, XLMRobertaConfig, XLMRobertaModel
 
 import qkv
 from qkv.models import ModelError

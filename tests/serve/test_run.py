@@ -182,9 +182,7 @@ def test_a_body_that_is_too_large_gets_status_413(small: Served, size: int, more
         for _ in range(3):
             body = b"x" * size
             answer = client.post(
-                "/v1/embeddings",
-                content=body,
-                headers={"Expect": "100-continue"} if more else {},
+                "/v1/embeddings", content=body, headers={"Expect": "100-continue"} if more else {}
             )
             assert answer.status_code == 413
             assert "100000 bytes" in answer.json()["error"]["message"]

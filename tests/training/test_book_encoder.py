@@ -89,10 +89,7 @@ def test_what_is_read_by_kind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     recipe = Recipe(length=16)
     mixed = texts([PASSAGES], read(folder, kept=1), before().tokenizer, recipe)
     short, long, examples, documents = found
-    assert short == [
-        *["The cat sat on the mat.", "He sat by the bank!"],
-        "The cat sat on the mat",
-    ]
+    assert short == [*["The cat sat on the mat.", "He sat by the bank!"], "The cat sat on the mat"]
     assert long == [" ".join(passage) for passage in PASSAGES]
     assert {"oxen pull", "oxen pull.", "so!"} <= set(examples)
     assert "so!." not in examples

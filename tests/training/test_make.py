@@ -171,11 +171,7 @@ def test_a_run_goes_on_from_a_model_of_its_own_sizes_only(
     ("alike", "together"), [("word", {"bank"}), ("base", {"bank", "banks"}), ("token", set())]
 )
 def test_alike_sets_which_words_are_masked_together(
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    alike: str,
-    together: set[str],
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alike: str, together: set[str]
 ) -> None:
     made = []
 

@@ -139,9 +139,7 @@ def measured(mean: list[float], low: list[float]) -> Measured:
     return Measured(*values, 50)
 
 
-def test_a_relation_must_hold_on_both_splits_to_be_a_role(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_relation_must_hold_on_both_splits_to_be_a_role(monkeypatch: pytest.MonkeyPatch) -> None:
     of = {
         0: measured([0.5, 0.6, 0.39, 0.7], [0.2, 0.3, 0.2, 0.09]),
         1: measured([0.5, 0.3, 0.80, 0.7], [0.2, 0.3, 0.7, 0.50]),

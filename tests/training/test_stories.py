@@ -239,7 +239,7 @@ def test_stories_are_kept_beside_the_model_and_in_its_card(tmp_path: Path) -> No
     assert text.count(row) == 1
     assert "changes of the first guess in 30 of 2,000 sentences" in text
     assert [line for line in text.splitlines() if line.startswith("## ")] == [
-        *("## Training", "## What one word, or one head, does", "## Licence"),
+        *("## Training", "## What one word, or one head, does", "## Licence")
     ]
     told.keep(tmp_path, told.NONE)
     assert card.read_text() == CARD

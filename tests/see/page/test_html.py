@@ -148,10 +148,7 @@ def test_a_picture_has_the_colours_of_both_themes() -> None:
     alone = {name: html.picture("a title", ["a line"], panels(), name) for name in THEMES}
     css, body = text.split("</style>")
     by_system, by_site = re.findall(r"body:(?:not|is)\([^)]*\) \.qkv-picture(?={--)", css)
-    rules = {
-        "light": variables(css, "body .qkv-picture"),
-        "dark": variables(css, by_system),
-    }
+    rules = {"light": variables(css, "body .qkv-picture"), "dark": variables(css, by_system)}
     assert by_system.startswith("body:not([data-theme=light],")
     assert by_site.startswith("body:is([data-theme=dark],")
     assert variables(css, by_site) == rules["dark"]

@@ -725,11 +725,7 @@ def test_lines_join_the_tokens_of_the_largest_weights(lesson: Model) -> None:
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda m: compare(CAT, BANK, word="sat", model=m),
-        lambda m: walk(CAT, model=m),
-    ],
+    "make", [lambda m: compare(CAT, BANK, word="sat", model=m), lambda m: walk(CAT, model=m)]
 )
 def test_printing_a_view_does_not_fit_a_plane(
     make, lesson: Model, monkeypatch: pytest.MonkeyPatch

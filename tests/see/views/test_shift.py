@@ -92,10 +92,7 @@ def test_one_trace_and_a_lesson_without_a_norm() -> None:
     model = random_model(CAT)
     shift = shift_of_traces([model.trace(CAT)])
     assert shift.tokens == CAT.lower().split()
-    assert [stage.name for stage in shift.stages] == [
-        "embeddings",
-        "after layer 0",
-    ]
+    assert [stage.name for stage in shift.stages] == ["embeddings", "after layer 0"]
     assert shift.pairs == []
 
 

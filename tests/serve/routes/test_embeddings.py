@@ -120,11 +120,7 @@ BAD = [
     ({"input": [[5]] * 65}, "input", "has 65 texts: send at most 64"),
     ({"input": ["cat " * 50] * 64}, "input", "more than 2,000 tokens"),
     ({"input": [[5] * 50] * 64}, "input", "more than 2,000 tokens"),
-    (
-        GOOD | {"encoding_format": "int8"},
-        "encoding_format",
-        "it should be 'float' or 'base64'",
-    ),
+    (GOOD | {"encoding_format": "int8"}, "encoding_format", "it should be 'float' or 'base64'"),
     (GOOD | {"encoding_format": []}, "encoding_format", "is an empty list"),
     (GOOD | {"dimensions": 0}, "dimensions", "is 0: it should be greater than or equal to 1"),
     (GOOD | {"dimensions": -3}, "dimensions", "is -3"),

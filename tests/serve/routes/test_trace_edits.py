@@ -236,16 +236,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"edits": [{"op": "ablate", "layer": 0, "head": 3}]}, "edits", "has head 3; pass 0 to 2"),
     ({"edits": [{"op": "scale", "value": "1"}]}, "edits", "has value '1'; pass a finite number"),
     ({"edits": [{"op": "scale", "value": 1e300}]}, "edits", "pass a finite number"),
-    (
-        {"edits": [examples(7, "dog", 12)["row"]]},
-        "edits",
-        "; pass 8 finite numbers, one for each",
-    ),
-    (
-        {"edits": [examples(8, "no such entry", 12)["swap"]]},
-        "edits",
-        "pass one entry of the vocab",
-    ),
+    ({"edits": [examples(7, "dog", 12)["row"]]}, "edits", "; pass 8 finite numbers, one for each"),
+    ({"edits": [examples(8, "no such entry", 12)["swap"]]}, "edits", "pass one entry of the vocab"),
     ({"at": [8]}, "at", "has 8 and there are 8 tokens; pass 0 to 7"),
     ({"at": [-1]}, "at", "has -1"),
     ({"at": 3}, "at", "is 3; pass a list of positions"),
