@@ -169,5 +169,4 @@ def skeleton(sentence: str) -> tuple[str, list[str]]:
 def similarities(within: Page | Locator) -> list[str]:
     """Return the numbers that the chart of similarities names to screen readers."""
     label = within.locator(".outcome-chart svg").get_attribute("aria-label")
-    assert label is not None
     return [point.split()[-1] for point in label.partition(": ")[2].split(", ")]

@@ -82,7 +82,6 @@ def test_it_fits_and_passes_axe(visit: Visit, pages: dict[str, str], kind: str, 
     line(page).click()
     for pre in page.locator(".qkv-about pre").all():
         box = pre.bounding_box()
-        assert box is not None
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= width
     assert line(page).bounding_box()["height"] >= 44  # type: ignore[index]

@@ -12,7 +12,6 @@ def test_every_row_is_within_its_error_limit(chromium: Browser) -> None:
     for row in play.rows(8, chromium):
         names.append(row.name)
         way = row.ways["qkv"]
-        assert way is not None
         assert way.error(way.call()) <= way.allowed, row.name
         for goal in row.goals:
             judged = goal.judged({"ways": {"qkv": {"seconds": 2.0}}})
@@ -40,7 +39,6 @@ def test_wrong_results_exceed_the_error_limit(
     monkeypatch.setattr(play, "WRITE", play.WRITE.replace("text, { max }", "text, { max: 9 }"))
     for row in play.rows(8, chromium):
         way = row.ways["qkv"]
-        assert way is not None
         assert way.error(way.call()) > way.allowed, row.name
 
 

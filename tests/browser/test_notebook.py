@@ -84,6 +84,5 @@ def test_the_same_notebook_fits_a_phone_in_the_dark(visit: Visit, exported: str)
     page = visit(exported, width=390, scheme="dark")
     for shown in page.locator(".view").all():
         box = shown.bounding_box()
-        assert box is not None
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= 390

@@ -377,7 +377,6 @@ def test_the_menus_fit_and_pass_axe(quick: Visit, html: str, width: int) -> None
         assert len(buttons) >= 2
         for button in buttons:
             box = button.bounding_box()
-            assert box is not None
             assert min(box["width"], box["height"]) >= 43.5
         assert tight(page)
         assert page.evaluate(OVERLAPS) == []

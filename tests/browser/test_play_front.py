@@ -102,7 +102,6 @@ def button(page: Page, name: str) -> Locator:
 
 def in_sight(page: Page, node: Locator) -> None:
     box, size = node.bounding_box(), page.viewport_size
-    assert box is not None
     assert size is not None
     assert box["y"] >= 0
     assert box["y"] + box["height"] <= size["height"]
@@ -192,8 +191,6 @@ def test_the_note_on_the_first_word_covers_no_other_word(visit: Visit, html: str
     page = ready(visit(html, width=390, height=844))
     page.emulate_media(reduced_motion="reduce")
     note, gap = (stage(page).locator(name).bounding_box() for name in (".tap", ".gap"))
-    assert note is not None
-    assert gap is not None
     assert note["y"] + note["height"] <= gap["y"]
 
 
@@ -204,7 +201,6 @@ def test_the_field_for_a_readers_sentence_is_as_wide_as_the_page_allows(
     page = ready(visit(html, width=width))
     button(page, "Your own sentence").click()
     box = page.get_by_label("Your sentence").bounding_box()
-    assert box is not None
     assert box["width"] >= wide
 
 
@@ -241,7 +237,6 @@ def test_an_address_of_the_lab_opens_the_lab(visit: Visit, html: str) -> None:
 def test_a_region_in_a_frame_leads_to_the_lab(visit: Visit, html: str) -> None:
     page = ready(visit(opened_at(html, "#only=%5B%22head%22%5D&head=1")))
     link = page.get_by_role("link", name="The whole page").get_attribute("href")
-    assert link is not None
     whole = ready(visit(opened_at(html, link[link.index("#") :])))
     assert whole.locator(".lab [data-part=map]").count() == 1
 

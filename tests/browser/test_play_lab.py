@@ -71,8 +71,6 @@ def test_head_and_result_are_in_the_window_beside_the_drawer(
     nodes = [".drawer", "[data-part=head] .map-box canvas", "[data-part=outcome] .outcome-bars"]
     boxes = [page.locator(node).first.bounding_box() for node in nodes]
     for left, right in pairwise(boxes):
-        assert left is not None
-        assert right is not None
         assert left["x"] + left["width"] <= right["x"]
         assert right["y"] + right["height"] <= height
     check_layout(page)

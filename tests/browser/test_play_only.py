@@ -45,7 +45,6 @@ def test_choosing_a_token_keeps_the_regions_of_a_frame(visit: Visit, html: str) 
 def test_the_whole_page_is_one_click_away(visit: Visit, html: str) -> None:
     page = opened(visit, html, only=["head"], query=3)
     address = page.get_by_role("link", name="The whole page").get_attribute("href")
-    assert address is not None
     assert "only" not in address
     assert "query=3" in address
     go(page, only=None, query=POSITION)

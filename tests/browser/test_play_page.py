@@ -95,7 +95,6 @@ def test_one_click_changes_the_prediction_and_the_headline_says_so(visit: Visit,
     assert first in said
     for name in ("sentence", "head", "outcome"):  # all three are above the fold
         box = part(page, name).bounding_box()
-        assert box is not None
         assert box["y"] + box["height"] <= 800, name
     after(page, button(page, f"Hide {WORD}").click)
     assert words.first.inner_text() != first

@@ -52,7 +52,6 @@ def serving(*arguments: str | Path) -> Iterator[str]:
         text=True,
     ) as process:
         try:
-            assert process.stderr is not None
             line = process.stderr.readline()
             found = re.search(r"at (http://\S+) ", line)
             assert found, line

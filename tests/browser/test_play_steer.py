@@ -420,5 +420,4 @@ def check_panel(page: Page) -> None:
     assert min(sizes) >= 44
     panel = own(page).locator(".steer-panel").filter(visible=True).bounding_box()
     rights = controls.evaluate_all("all => all.map((one) => one.getBoundingClientRect().right)")
-    assert panel is not None
     assert max(rights) <= panel["x"] + panel["width"]

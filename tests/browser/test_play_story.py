@@ -206,7 +206,6 @@ def test_the_reader_drags_the_query_from_word_to_word(page: Page, exact: Model) 
 
     def middle(node: Locator) -> tuple[float, float]:
         box = node.bounding_box()
-        assert box is not None
         return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
     follows(6)
@@ -328,8 +327,6 @@ def test_the_sum_of_the_values_is_in_view_on_a_phone(visit: Visit, html: str, he
     total = picture.locator(".motion-rows .sum")
     expect(total).to_contain_text("100%")
     box, frame = total.bounding_box(), picture.bounding_box()
-    assert box is not None
-    assert frame is not None
     assert box["y"] >= frame["y"]
     assert box["y"] + box["height"] <= frame["y"] + frame["height"] + 1
 

@@ -395,7 +395,5 @@ def test_the_shown_head_is_in_view_among_many(visit: Visit) -> None:
         # for another head, the sentence above the map may need another line
         box = page.locator(".model-map").bounding_box()
         cell = page.locator(f"[data-head='{layer}.{head}']").bounding_box()
-        assert box is not None
-        assert cell is not None
         assert box["x"] <= cell["x"] < cell["x"] + cell["width"] <= box["x"] + box["width"]
         assert box["y"] <= cell["y"] < cell["y"] + cell["height"] <= box["y"] + box["height"]

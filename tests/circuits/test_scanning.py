@@ -120,7 +120,6 @@ def test_scans_of_other_families_equal_plain_loops(kind: str, tmp_path: Path) ->
     texts = TEXTS[:6]
     traces = [model.trace(text) for text in texts]
     tokenizer = model.tokenizer
-    assert tokenizer is not None
     special = tuple(one for one in range(30) if tokenizer.is_special(one))
     weights = [[layer[0] for layer in trace.attentions] for trace in traces]
     agree(

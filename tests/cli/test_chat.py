@@ -1,7 +1,5 @@
 """Tests of `qkv chat`: messages from a pipe and a terminal, commands, and rejected models."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

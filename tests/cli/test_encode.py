@@ -267,7 +267,6 @@ def test_a_program_that_is_ended_leaves_nothing(name: str, model: str, tmp_path:
         stdout=subprocess.DEVNULL,
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
     ) as program:  # fmt: skip
-        assert program.stdin is not None
         program.stdin.write(b"the cat\n")
         program.stdin.flush()
         until(lambda: list(home.iterdir()) or program.poll() is not None, "it waits for lines")

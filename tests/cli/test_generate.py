@@ -1,7 +1,5 @@
 """Tests of `qkv generate`: streamed text, several prompts, JSON, and rejected arguments."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Tests of `qkv guess`: words, their probabilities before and after, and rejected arguments."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tests of `qkv play`: its output, its files, and rejected arguments."""
 
-from __future__ import annotations
-
 import webbrowser
 from pathlib import Path
 

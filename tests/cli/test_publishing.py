@@ -1,7 +1,5 @@
 """Tests of `qkv publish` and `qkv verify`: their output, files, exit codes and errors."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Tests of `qkv train`: new models, interrupted and resumed runs, and rejected arguments."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Tests of each command's default model, and of the models in QKV_MODEL that it rejects."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Test the measurements on the cards of the shipped models."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The rows of docs/coming-from.md, and their expected results from torch on random models."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

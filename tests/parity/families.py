@@ -1,7 +1,5 @@
 """Families of decoders and encoders in transformers, with configurations of small models."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

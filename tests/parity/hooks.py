@@ -1,7 +1,5 @@
 """Hooks that change the activations of a torch model, under the names that a trace gives them."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping

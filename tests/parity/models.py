@@ -1,7 +1,5 @@
 """Random models saved by transformers and loaded by both libraries, and their comparison."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

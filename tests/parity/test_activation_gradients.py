@@ -1,7 +1,5 @@
 """Tests of gradients with respect to activations, against torch's autograd in transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Tests of BERT's heads against transformers: words, classes of texts and of tokens."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +95,9 @@ def test_texts_without_a_token(tmp_path: Path, kind: type) -> None:
     ids = np.arange(10, 22).reshape(3, 4)
     alone = pair.ours(ids[1:2]).logits
     found = pair.ours(ids, np.array([[0], [1], [0]]) * np.ones(4, int)).logits
-    assert found is not None
     assert alone is not None
     np.testing.assert_allclose(found[1:2], alone, rtol=0, atol=1e-6)
     assert (found[[0, 2]] == 0).all()
     nothing = pair.ours(ids, np.zeros((3, 4), int)).logits
-    assert nothing is not None
     assert nothing.shape == found.shape
     assert (nothing == 0).all()

@@ -1,7 +1,5 @@
 """Tests of the names of TransformerLens's bridge against the modules that the bridge wraps."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from typing import Any
 

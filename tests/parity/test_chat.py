@@ -1,7 +1,5 @@
 """Tests of chat templates and of `chat` against transformers, on ten templates."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of qkv.circuits against torch hooks on models of transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

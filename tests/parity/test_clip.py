@@ -1,7 +1,5 @@
 """Tests of CLIP against transformers: each tower, both towers, classes, texts and pictures."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

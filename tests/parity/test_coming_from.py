@@ -1,7 +1,5 @@
 """Tests of rows 1 to 20 of docs/coming-from.md: runs, activations, logits and weights."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import patch
 

@@ -1,7 +1,5 @@
 """Tests of rows 21 to 40 of docs/coming-from.md: edits, heads, gradients and pictures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 from typing import Any

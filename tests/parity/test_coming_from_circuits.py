@@ -1,7 +1,5 @@
 """Tests of rows 41 to 59 of docs/coming-from.md: edges, neurons, features, files and pictures."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

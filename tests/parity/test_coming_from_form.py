@@ -1,7 +1,5 @@
 """Tests of the form of the rows in docs/coming-from.md, and of the checks of this form."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Tests that programs for sentence-transformers give the same results with `qkv.compat`."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

@@ -6,8 +6,6 @@ config.json of a small random model. Then transformers and qkv must compute the 
 refuse the model.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import warnings

@@ -1,7 +1,5 @@
 """Tests of `rank` against sentence-transformers' CrossEncoder, on the same folder."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tests of DeBERTa's relative positions: gradients, long texts, and a saved trace."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tests of DINOv2 against transformers: layers, classes, and images of several sizes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

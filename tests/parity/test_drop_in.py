@@ -1,7 +1,5 @@
 """Tests that programs for sentence-transformers compute the same numbers with qkv."""
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from pathlib import Path

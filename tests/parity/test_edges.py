@@ -1,7 +1,5 @@
 """Tests of edges, paths and circuits against torch hooks and autograd in transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

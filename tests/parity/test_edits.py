@@ -1,7 +1,5 @@
 """Tests of edits against torch hooks in transformers, for each family and activation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

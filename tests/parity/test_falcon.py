@@ -1,7 +1,5 @@
 """Tests of Falcon with ALiBi against transformers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

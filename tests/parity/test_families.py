@@ -1,7 +1,5 @@
 """Tests of every family of decoders and encoders against transformers, on small random models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

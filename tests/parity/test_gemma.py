@@ -1,7 +1,5 @@
 """Tests of Gemma's scaled embeddings and of text in multimodal Gemma 3 against transformers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of generation against transformers: greedy tokens, and the tokens that may be drawn."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +144,6 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, family: str) ->
     assert len({tuple(one.ids) for one in ours}) > 1
     for prompt, found in zip(prompts, ours, strict=True):
         without_cache = pair.ours([prompt + found.ids]).logits
-        assert without_cache is not None
         chosen = without_cache[0, len(prompt) - 1 : -1].argmax(-1)
         assert chosen.tolist() == found.ids
 

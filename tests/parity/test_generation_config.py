@@ -1,7 +1,5 @@
 """Tests of the rules of generation_config.json in greedy generation, against transformers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

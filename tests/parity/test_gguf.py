@@ -1,7 +1,5 @@
 """Tests of GGUF files against transformers: token ids, hidden states and logits."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

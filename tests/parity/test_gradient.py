@@ -1,7 +1,5 @@
 """Tests of attention's gradients against torch's autograd, for each argument and each pair."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from typing import Any
 

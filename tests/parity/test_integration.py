@@ -1,7 +1,5 @@
 """Tests of qkv as the attention of transformers' models, against their eager attention."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

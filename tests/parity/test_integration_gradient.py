@@ -3,8 +3,6 @@
 The gradients and the losses must agree up to rounding.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

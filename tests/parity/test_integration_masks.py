@@ -4,8 +4,6 @@ Blocks of tokens that attend in both directions, such as the patches of an image
 case. `transformers` passes them as a mask function, and expects the mask before the layers run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -3,8 +3,6 @@
 Each transform gives correct results or raises an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

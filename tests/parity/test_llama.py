@@ -1,7 +1,5 @@
 """Tests of each rotary scaling of Llama against transformers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -109,7 +107,6 @@ def test_keys_in_a_cache_stay_as_they_were_turned(tmp_path: Path, name: str) -> 
     ours = pair.ours.generate(prompts, max_new_tokens=40)
     assert [one.ids for one in ours] == theirs[:, 11:].tolist()
     whole = pair.ours([prompts[1] + ours[1].ids]).logits
-    assert whole is not None
     assert whole[0, 10:-1].argmax(-1).tolist() != ours[1].ids
 
 

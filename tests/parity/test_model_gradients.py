@@ -1,7 +1,5 @@
 """Tests of gradients of whole models against torch's autograd, for models of each family."""
 
-from __future__ import annotations
-
 import copy
 import zlib
 from pathlib import Path

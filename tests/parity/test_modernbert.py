@@ -1,7 +1,5 @@
 """Tests of older configurations and long texts of ModernBERT against transformers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

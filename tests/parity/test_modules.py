@@ -1,7 +1,5 @@
 """Tests of modules of plain arithmetic, as sentence-transformers saves them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

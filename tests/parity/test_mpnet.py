@@ -1,7 +1,5 @@
 """Tests of MPNet's relative positions against transformers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

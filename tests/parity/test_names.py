@@ -1,7 +1,5 @@
 """Tests of a trace's names for norms, MLPs and heads against hooks on transformers' modules."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass

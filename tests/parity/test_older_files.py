@@ -1,7 +1,5 @@
 """Tests of configurations and weights in formats of older releases of transformers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

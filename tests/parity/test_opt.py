@@ -1,7 +1,5 @@
 """Tests of OPT with embeddings of another size than the layers, against transformers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of the token that a decoder's classification head reads, against transformers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

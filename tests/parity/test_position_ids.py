@@ -1,7 +1,5 @@
 """Tests of `position_ids`, and of the positions without them, against transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests that a model's guesses are the softmax of transformers' logits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

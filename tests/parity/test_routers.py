@@ -1,7 +1,5 @@
 """Tests of folders with a `Router` against sentence-transformers, which saves them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of `semantic_search` against that of sentence_transformers.util."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

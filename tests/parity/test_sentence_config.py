@@ -1,7 +1,5 @@
 """The keys of sentence_bert_config.json that limit the length of texts, in both libraries."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

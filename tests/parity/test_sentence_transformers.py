@@ -1,7 +1,5 @@
 """Tests of `encode`, its options and similarities against sentence-transformers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of SPLADE, ColBERT and BGE-M3 against sentence-transformers and torch."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 The expected values come from torch hooks.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 A file holds the output matrix in addition to the token table, or in place of the table.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests that transformers opens models trained by qkv.learn, and tests of AdamW against torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

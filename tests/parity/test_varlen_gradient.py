@@ -3,8 +3,6 @@
 The test runs without options, with each option of `OPTIONS`, and with each pair of these options.
 """
 
-from __future__ import annotations
-
 from itertools import combinations, pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of ViT against transformers: patches, layers, classes and preprocessing of images."""
 
-from __future__ import annotations
-
 import json
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path

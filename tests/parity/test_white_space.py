@@ -3,8 +3,6 @@
 Each test compares qkv with sentence-transformers, transformers and tokenizers on one folder.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path

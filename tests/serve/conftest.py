@@ -68,7 +68,6 @@ def serve(*arguments: str | Path, program: tuple[str, ...] = ("-m", "qkv")) -> I
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
     try:
-        assert process.stderr is not None
         line = process.stderr.readline()
         found = ADDRESS.search(line)
         assert found, f"it did not start: {line}{process.stderr.read()}"

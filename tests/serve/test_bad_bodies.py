@@ -1,7 +1,5 @@
 """Tests of ten thousand broken request bodies: each is answered, and none harms the server."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import math

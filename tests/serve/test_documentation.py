@@ -1,7 +1,5 @@
 """Tests of docs/serving.md: its blocks of code run against real servers."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -159,7 +157,6 @@ def test_the_page_lists_every_route_and_says_which_the_model_refuses(name: str) 
                 continue
             assert f"<code>{method} {place}</code>" in page
             command = re.search(rf"curl (?:-N )?http://127.0.0.1{re.escape(place)}[^<]*", page)
-            assert command is not None
             sent = re.search(r"-d '(.*)'", command[0])
             body = None if sent is None else json.loads(sent[1])
             status = client.request(method, place, json=body).status_code

@@ -1,7 +1,5 @@
 """Tests that nothing is computed for clients that have left or do not read."""
 
-from __future__ import annotations
-
 import socket
 import struct
 from collections.abc import Iterator

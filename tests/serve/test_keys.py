@@ -1,7 +1,5 @@
 """Tests of a body's keys (supported, ignored or refused), and of the names of prompts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Open WebUI itself is not installed. The requests are those of its files `routers
 `routers/tasks.py`, `retrieval/utils.py` and `retrieval/models/external.py`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

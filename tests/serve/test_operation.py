@@ -1,7 +1,5 @@
 """Tests of the files for operators in docs/serving.md: systemd, Kubernetes and Prometheus."""
 
-from __future__ import annotations
-
 import configparser
 import re
 import shlex

@@ -3,8 +3,6 @@
 A client must get the results of the model, and errors as exceptions of its own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Tests of requests that schemathesis generates from /openapi.json: allowed requests and others."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

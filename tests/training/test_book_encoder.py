@@ -125,7 +125,6 @@ def test_a_run_goes_on_from_a_model_and_is_resumed(
     assert len(words) == model.config["vocab_size"]
     assert "sat" in words
     checkpoint = last_checkpoint(out)
-    assert checkpoint is not None
     assert checkpoint.about["settings"]["recipe"]["after"] == str(after)
 
     stopping(30)

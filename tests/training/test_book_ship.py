@@ -1,7 +1,5 @@
 """Tests of the model cards of models trained on books, section by section."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tests of the error messages of the commands of `training`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -130,7 +130,6 @@ def test_random_texts_have_words_alone_between_the_special_tokens() -> None:
     model = bert()
     ids = random_texts(model, 50, 24)
     assert ids.shape == (50, 26)
-    assert model.tokenizer is not None
     vocabulary = model.tokenizer.vocabulary
     assert set(ids[:, 0]) == {vocabulary["[CLS]"]}
     assert set(ids[:, -1]) == {vocabulary["[SEP]"]}

@@ -110,7 +110,6 @@ def test_masked_words_are_named_by_the_bias_of_the_head() -> None:
 def test_tokens_are_masked_singly_and_words_with_all_subwords() -> None:
     model = bert()
     tokenizer = model.tokenizer
-    assert tokenizer is not None
     subwords = tokenizer.tokenize("banktoday").tokens[1:-1]
     assert subwords[0] == "bank"
     assert len(subwords) > 1

@@ -6,7 +6,6 @@ import pytest
 from qkv_marking.tasks import _language_model
 from qkv_marking.tasks._task import Exercise
 
-
 EXERCISES = [one for one in vars(_language_model).values() if isinstance(one, Exercise)]
 WAYS = [
     pytest.param(exercise, one.key, way, id=f"{one.key}-{number}")

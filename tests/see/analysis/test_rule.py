@@ -1,7 +1,5 @@
 """Tests of the rule by which show, walk, play and compare choose the first head."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -136,7 +134,6 @@ def test_with_many_heads_only_those_of_the_last_layers_are_removed(tmp_path: Pat
     each = moved(model, text)
     each[:-kept] = 0
     found = removal_of(model, model.trace(text))
-    assert found is not None
     assert (found.layer, found.head) == np.unravel_index(each.argmax(), each.shape)
     assert found.moved == pytest.approx(each.max(), abs=1e-6)
     assert found.layers == tuple(range(17 - kept, 17))
@@ -221,7 +218,6 @@ def test_other_sentences_open_on_a_link_above_the_usual_weight(model: qkv.Model)
     assert sum(view.head.stands_out is True for view in views) >= 22
     for view in views:
         link = view.head.link
-        assert link is not None
         assert view.head.stands_out is (link.weight - max(2 * link.usual[0], link.usual[1]) >= 0.1)
         assert max(link.usual) < 0.4 or not view.head.stands_out
 

@@ -112,7 +112,6 @@ def test_a_summary_ranks_its_heads_by_what_was_kept() -> None:
 def test_ties_go_to_the_lowest_layer_then_head_then_position() -> None:
     heads = dogs(3, 3, L2H0_4_5=0.5, L1H2_4_5=0.5, L1H1_5_4=0.5, L1H1_4_5=0.5)
     link = selection.choose_head(heads)[0].link
-    assert link is not None
     assert (link.layer, link.head, link.query, link.key) == (1, 1, 4, 5)
 
 

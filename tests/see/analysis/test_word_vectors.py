@@ -34,7 +34,6 @@ def test_movement_is_the_cosine_between_embedding_and_last_state() -> None:
         },
     )
     moved = movement(trace)
-    assert moved is not None
     np.testing.assert_allclose(moved.cosine, [24 / 25, 0.0, 0.0], atol=1e-12)
     np.testing.assert_allclose(moved.static_length, [5, 1, 0])
     np.testing.assert_allclose(moved.contextual_length, [5, 2, np.sqrt(2)])

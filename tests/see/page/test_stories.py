@@ -1,7 +1,5 @@
 """Tests of the included model's stories: reading them, and showing them in views and pages."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

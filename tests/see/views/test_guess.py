@@ -1,7 +1,5 @@
 """Tests that `guess` shows the words and probabilities of `predict` in every output."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

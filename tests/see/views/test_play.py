@@ -1,7 +1,5 @@
 """Tests of the page with a model inside: its first state, its contents, and rejected inputs."""
 
-from __future__ import annotations
-
 import json
 import re
 import zlib

@@ -1,7 +1,5 @@
 """Tests of `show` with several positions as its query, and with the tokens of a text."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Tests of TEI's routes: vectors, ranking, tokens and the model, also with huggingface_hub."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
