@@ -72,7 +72,25 @@ def test_it_fits_the_window_and_passes_axe(visit: Visit, html: str, name: str, w
     assert problems(page) == []
 
 
-def test_heads_stand_as_in_the_model_and_can_be_told_apart(visit: Visit, html: str) -> None:
+def test_a_run_from_its_folder(visit: Visit, tmp_path: Path) -> None:
+    replay(run_folder(tmp_path / "run<b>"), "the cat sat on the mat").to_html(tmp_path / "a.html")
+    page = visit((tmp_path / "a.html").read_text("utf-8"))
+    assert page.locator("h2").inner_text().startswith("run<b>: the cat sat")
+    assert page.get_by_text("Loss 1.00").is_visible()
+    assert problems(page) == []
+
+
+def test_it_opens_on_the_last_step_and_the_slider_leads_to_each(visit, html, view) -> None:
+    page = visit(html)
+    assert sentence(page) == view.sentence
+    assert view.head.reason in page.locator(".note").first.inner_text()
+    assert shown_step(page) == 1000
+    position = view.head.layer * 4 + view.head.head
+    chosen = page.locator(".head[aria-selected=true]")
+    assert chosen.count() == 1
+    assert chosen.get_attribute("data-i") == str(position)
+    exact = view.replay.values[-1, ..., view.score].ravel()
+    np.testing.assert_allclose(scores(page), exact, atol=0.0056)
     """The heads form a grid: each layer is a row, and each head number is a column.
 
     Each head shows its picture, its name and its score, from top to bottom.
@@ -88,35 +106,6 @@ def test_heads_stand_as_in_the_model_and_can_be_told_apart(visit: Visit, html: s
         assert picture["width"] == picture["height"] >= 40
         assert picture["y"] + picture["height"] <= name["y"]
         assert name["y"] + name["height"] <= score["y"]
-
-
-def test_a_run_from_its_folder(visit: Visit, tmp_path: Path) -> None:
-    replay(run_folder(tmp_path / "run<b>"), "the cat sat on the mat").to_html(tmp_path / "a.html")
-    page = visit((tmp_path / "a.html").read_text("utf-8"))
-    assert page.locator("h2").inner_text().startswith("run<b>: the cat sat")
-    assert page.get_by_text("Loss 1.00").is_visible()
-    assert problems(page) == []
-
-
-def test_it_opens_on_the_last_step_of_the_head_that_learned_most(
-    visit: Visit, html: str, view: ReplayView
-) -> None:
-    page = visit(html)
-    assert sentence(page) == view.sentence
-    assert view.head.reason in page.locator(".note").first.inner_text()
-    assert shown_step(page) == 1000
-    position = view.head.layer * 4 + view.head.head
-    chosen = page.locator(".head[aria-selected=true]")
-    assert chosen.count() == 1
-    assert chosen.get_attribute("data-i") == str(position)
-    exact = view.replay.values[-1, ..., view.score].ravel()
-    np.testing.assert_allclose(scores(page), exact, atol=0.0056)
-
-
-def test_the_slider_goes_through_the_steps_by_keys(
-    visit: Visit, html: str, view: ReplayView
-) -> None:
-    page = visit(html)
     slider(page).focus()
     for n in (5, 4, 3, 2, 1, 0):
         press(page, "ArrowLeft")
@@ -138,12 +127,6 @@ def test_the_slider_goes_through_the_steps_by_keys(
     page.get_by_role("button", name="Play").focus()
     press(page, "ArrowRight", "ArrowRight")
     assert shown_step(page) == 20
-
-
-def test_a_cell_says_its_weight_at_the_first_step_now_and_at_the_last(
-    visit: Visit, html: str, view: ReplayView
-) -> None:
-    page = visit(html)
     slider(page).focus()
     press(page, "Home", "ArrowRight", "ArrowRight", "ArrowRight")
     pattern = view.weights
@@ -159,8 +142,12 @@ def test_a_cell_says_its_weight_at_the_first_step_now_and_at_the_last(
     assert readout(page)[""] == "[CLS] → [SEP]: hidden by the mask"
 
 
-def test_every_head_opens_with_its_own_sentence(visit: Visit, html: str, view) -> None:
+def test_heads_are_chosen_by_keys_and_by_the_mouse(visit: Visit, html: str, view) -> None:
     page = visit(html)
+    page.locator(".head[aria-selected=true]").focus()
+    press(page, "Home", "ArrowDown", "ArrowRight", "Enter")
+    assert page.locator(".head[aria-selected=true]").get_attribute("data-i") == "5"
+    assert "layer 1, head 1" in page.locator("h3").first.inner_text()
     run = made_run(WORDS, STEPS, heads=4, learns=LEARNS)
     for layer in range(2):
         for head in range(4):
@@ -171,14 +158,6 @@ def test_every_head_opens_with_its_own_sentence(visit: Visit, html: str, view) -
             assert f"layer {layer}, head {head}" in page.locator("h3").first.inner_text()
     note = page.locator(".note").first.inner_text()
     assert note.startswith("You chose layer 1, head 3. The page opened on layer ")
-
-
-def test_heads_by_keys(visit: Visit, html: str) -> None:
-    page = visit(html)
-    page.locator(".head[aria-selected=true]").focus()
-    press(page, "Home", "ArrowDown", "ArrowRight", "Enter")
-    assert page.locator(".head[aria-selected=true]").get_attribute("data-i") == "5"
-    assert "layer 1, head 1" in page.locator("h3").first.inner_text()
 
 
 def test_the_chosen_head_is_in_view_among_many(visit: Visit) -> None:
@@ -193,7 +172,9 @@ def test_the_chosen_head_is_in_view_among_many(visit: Visit) -> None:
     assert inside
 
 
-def test_another_score_of_all_heads(visit: Visit, html: str, view: ReplayView) -> None:
+def test_scores_and_chart_lines_match_the_numbers(
+    visit: Visit, html: str, view: ReplayView
+) -> None:
     page = visit(html)
     for position, score in enumerate(view.replay.scores):
         page.get_by_label("Score", exact=True).select_option(score.of)
@@ -205,10 +186,6 @@ def test_another_score_of_all_heads(visit: Visit, html: str, view: ReplayView) -
         assert label == f"{score.of} in each of 8 heads; at the end, it is 0.5 or more in {reach}"
         assert chart.locator("polyline").count() == 8
         assert chart.locator("polyline:not(.faint)").count() == 1
-
-
-def test_chart_lines_match_the_numbers(visit: Visit, html: str, view: ReplayView) -> None:
-    page = visit(html)
     chart = page.locator(".replay-chart").first
     axis = chart.locator("line.axis").evaluate_all(
         "lines => lines.map((line) => ['x1', 'x2', 'y1'].map((k) => Number(line.getAttribute(k))))"

@@ -179,7 +179,7 @@ def test_odd_tokens_are_text(visit: Visit) -> None:
     assert page.locator("img").count() == 0
 
 
-def test_steps_are_walked_by_keyboard(visit: Visit) -> None:
+def test_steps_are_walked_by_keyboard_and_a_chosen_cell_stays_chosen(visit: Visit) -> None:
     walk = lesson_walk()
     page = visit(walk_page(walk))
     last = len(walk.steps) - 1
@@ -207,11 +207,6 @@ def test_steps_are_walked_by_keyboard(visit: Visit) -> None:
     panel = page.get_by_role("tabpanel")
     assert panel.get_attribute("aria-labelledby") == chosen.get_attribute("id")
     assert chosen.get_attribute("aria-controls") == panel.get_attribute("id")
-
-
-def test_a_chosen_cell_stays_chosen(visit: Visit) -> None:
-    walk = lesson_walk()
-    page = visit(walk_page(walk))
     page.get_by_role("tab", name="scores").click()
     step = next(step for step in walk.steps if step.name == "scores")
     assert readout(page)[""].startswith(f"scores[{step.rows[step.cell[0]]}, ")
@@ -227,6 +222,9 @@ def test_a_chosen_cell_stays_chosen(visit: Visit) -> None:
     page.get_by_role("tab", name="scaled").click()
     page.get_by_role("tab", name="scores").click()
     assert readout(page)[""] == expected
+    before = page.locator(".map canvas").first.evaluate("canvas => canvas.toDataURL()")
+    page.get_by_role("checkbox", name="Numbers in the cells").uncheck()
+    assert page.locator(".map canvas").first.evaluate("canvas => canvas.toDataURL()") != before
 
 
 def test_the_spelled_out_cell_is_in_view(visit: Visit) -> None:
@@ -408,13 +406,6 @@ def test_a_matrix_that_the_page_leaves_out_is_named(visit: Visit) -> None:
     assert readout(page)["="] == left_out
 
 
-def test_numbers_can_be_taken_out_of_the_cells(visit: Visit) -> None:
-    page = visit(walk_page(lesson_walk()))
-    before = page.locator(".map canvas").first.evaluate("canvas => canvas.toDataURL()")
-    page.get_by_role("checkbox", name="Numbers in the cells").uncheck()
-    assert page.locator(".map canvas").first.evaluate("canvas => canvas.toDataURL()") != before
-
-
 # the shift
 
 
@@ -513,32 +504,6 @@ def rows_of(table: Locator) -> list[list[str]]:
     )
 
 
-def test_tables_have_the_cosines(visit: Visit) -> None:
-    shift = two_sentences()
-    page = visit(shift_page(shift))
-    head, *rows = rows_of(page.get_by_role("table").first)
-    assert head == ["word", "sentence", *(stage.name for stage in shift.stages)]
-    assert len(rows) == len(shift.tokens)
-    for position, (word, sentence, *cosines) in enumerate(rows):
-        assert (word, sentence) == (shift.tokens[position], "AB"[shift.of[position]])
-        expected = [stage.cosine[position] for stage in shift.stages]
-        assert [x.replace(MINUS, "-") for x in cosines] == [f"{x:.3f}" for x in expected]
-    head, *rows = rows_of(page.get_by_role("table").nth(1))
-    assert head == ["word", "sentences", "static", *(stage.name for stage in shift.stages)]
-    for pair, (word, sentences, *cosines) in zip(shift.pairs, rows, strict=True):
-        assert (word, sentences) == (pair.word, "A, B")
-        assert [x.replace(MINUS, "-") for x in cosines] == [f"{x:.3f}" for x in pair.cosine]
-    last = shift.stages[-1]
-    lengths = np.linalg.norm(last.points - shift.before, axis=1)
-    said = page.locator(".sentence").inner_text().replace(MINUS, "-")
-    assert f" has the longest arrow: {lengths.max():.2f} in the plane" in said
-    assert f"is {last.cosine[lengths.argmax()]:.3f}" in said
-    slider(page).focus()
-    press(page, "Home")
-    marked = page.locator("th.shift-now").all_inner_texts()
-    assert marked == [shift.stages[0].name] * 2
-
-
 def test_a_word_that_is_pressed_is_marked_and_named(visit: Visit) -> None:
     shift = many(30)
     page = visit(shift_page(shift))
@@ -555,7 +520,7 @@ def test_a_word_that_is_pressed_is_marked_and_named(visit: Visit) -> None:
     assert page.locator(".shift-arrow.picked").count() == 0
 
 
-def test_axes_name_their_share_of_the_variance(visit: Visit) -> None:
+def test_the_page_of_a_shift_tells_its_numbers_and_saves_them(visit: Visit) -> None:
     shift = two_sentences()
     page = visit(shift_page(shift))
     texts = page.locator(".shift-axis").all_text_contents()
@@ -570,11 +535,6 @@ def test_axes_name_their_share_of_the_variance(visit: Visit) -> None:
     assert sentence.endswith(", the lowest of all.") == lowest
     held = page.locator(".note", has_text="One plane for all layers").inner_text()
     assert f"The plane shows {100 * shift.stages[-1].held:.0f}% of the variance" in held
-
-
-def test_the_plane_is_saved_as_it_is_shown_and_its_points_with_all_digits(visit: Visit) -> None:
-    shift = two_sentences()
-    page = visit(shift_page(shift), width=900)
     page.get_by_text("Save", exact=True).click()
     with page.expect_download() as download:
         page.get_by_role("button", name="CSV: words").click()
@@ -598,6 +558,27 @@ def test_the_plane_is_saved_as_it_is_shown_and_its_points_with_all_digits(visit:
         for line in svg.iter(f"{space}line")
     ]
     assert all(position in ends for position in positions(page).tolist())
+    head, *rows = rows_of(page.get_by_role("table").first)
+    assert head == ["word", "sentence", *(stage.name for stage in shift.stages)]
+    assert len(rows) == len(shift.tokens)
+    for position, (word, sentence, *cosines) in enumerate(rows):
+        assert (word, sentence) == (shift.tokens[position], "AB"[shift.of[position]])
+        expected = [stage.cosine[position] for stage in shift.stages]
+        assert [x.replace(MINUS, "-") for x in cosines] == [f"{x:.3f}" for x in expected]
+    head, *rows = rows_of(page.get_by_role("table").nth(1))
+    assert head == ["word", "sentences", "static", *(stage.name for stage in shift.stages)]
+    for pair, (word, sentences, *cosines) in zip(shift.pairs, rows, strict=True):
+        assert (word, sentences) == (pair.word, "A, B")
+        assert [x.replace(MINUS, "-") for x in cosines] == [f"{x:.3f}" for x in pair.cosine]
+    last = shift.stages[-1]
+    lengths = np.linalg.norm(last.points - shift.before, axis=1)
+    said = page.locator(".sentence").inner_text().replace(MINUS, "-")
+    assert f" has the longest arrow: {lengths.max():.2f} in the plane" in said
+    assert f"is {last.cosine[lengths.argmax()]:.3f}" in said
+    slider(page).focus()
+    press(page, "Home")
+    marked = page.locator("th.shift-now").all_inner_texts()
+    assert marked == [shift.stages[0].name] * 2
 
 
 def test_vectors_that_do_not_move_are_drawn(visit: Visit) -> None:
