@@ -49,8 +49,10 @@ HEADS = {
                 "mask_seen, mask_added"
             )
         },
-        {"grouped heads": "read the mask of a query head by the number of its key head"},
-        beside=("bool mask",),
+        {
+            "grouped heads": "read the mask of a query head by the number of its key head",
+            "bool mask": "",
+        },
         source="pytorch/pytorch#190503",
     ),
     "tail_of_8": Entry(
