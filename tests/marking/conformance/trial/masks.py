@@ -103,7 +103,7 @@ MASKS = {
         "the mask is ignored if is_causal is given too",
         "plain: attn_mask is_causal",
         {"if attn_mask is not None:": "if attn_mask is not None and not is_causal:"},
-        {"bool mask": "ignored the bool mask in causal calls"},
+        {"bool mask": "mask in causal calls"},
         source="AI-Hypercomputer/maxtext#878",
     ),
     "inverted_mask": Entry(
