@@ -8,6 +8,8 @@ import pytest
 import qkv
 from qkv_marking import check, check_file
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 RIGHT = """
 import numpy as np
 def softmax(x):

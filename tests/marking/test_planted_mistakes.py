@@ -17,7 +17,8 @@ def test_a_planted_mistake_is_named(keys, written, changes):
     fragile = len(result.fragile)
     assert result.points <= 8 if result.mistakes else result.points == 10 - fragile
     assert result.passed is (not result.mistakes)
-    assert result.example
+    if result.mistakes and written.startswith("attention"):
+        assert {"query", "key", "value", "yours", "right"} <= result.example.keys()
     hints = result.hint
     assert len({*hints}) == 3
     assert all(hints)

@@ -85,7 +85,7 @@ def test_a_seed_ends_with_the_call():
     assert drawn() == first
 
 
-def test_a_file_is_marked_by_its_seed(tmp_path):
+def test_a_file_is_marked_by_its_seed(tmp_path, quick):
     path = tmp_path / "mine.py"
     path.write_text(RIGHT)
     assert [result.points for result in check_file(path, seed=7)] == [10]

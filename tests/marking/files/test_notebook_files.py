@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -19,19 +18,6 @@ def softmax(x):
     e = np.exp(x - x.max(axis=-1, keepdims=True))
     return e / e.sum(axis=-1, keepdims=True)"""
 RIGHT = 10
-
-
-@pytest.fixture
-def book(tmp_path):
-    def write(*cells: str, tasks: list[str] | None = None) -> Path:
-        metadata = {} if tasks is None else {"qkv": {"tasks": tasks}}
-        code = [{"cell_type": "code", "source": cell.splitlines(keepends=True)} for cell in cells]
-        words = {"cell_type": "markdown", "source": ["def attention(q, k, v): not code"]}
-        path = tmp_path / "mine.ipynb"
-        path.write_text(json.dumps({"cells": [words, *code], "metadata": metadata, "nbformat": 4}))
-        return path
-
-    return write
 
 
 def points(marked: tuple[CheckResult, ...]) -> dict[str | None, int]:

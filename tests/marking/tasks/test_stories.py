@@ -381,7 +381,7 @@ CELLS = {
 
 
 @pytest.fixture
-def book(tmp_path):
+def book(tmp_path, quick):
     def write(**changed):
         cells = ["import numpy as np\nfrom types import SimpleNamespace"]
         cells += (CELLS | {name.replace("_", "-"): cell for name, cell in changed.items()}).values()
