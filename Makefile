@@ -115,7 +115,7 @@ check: $(VENV)/.dev ## check style, format, types and the house rules, and count
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 	@echo mypy, and the house rules; $(BIN)/mypy & mypy=$$!; \
-	$(BIN)/python -m pytest --quiet tests/test_house.py tests/test_identifiers.py tests/test_extras.py && \
+	$(BIN)/python -m pytest --quiet -m "not attack" tests/test_house.py tests/test_identifiers.py tests/test_extras.py && \
 	$(BIN)/python .ci/count.py; rules=$$?; wait $$mypy && exit $$rules
 
 bundles: $(ESBUILD)/.esbuild ## bundle the scripts of the pages, after a change in src/qkv/see/page/assets (npm)

@@ -35,12 +35,17 @@ gc.disable()
 
 
 class _Examples:
-    """A plugin that searches for examples only in files with ">>>", also outside this folder."""
+    """A plugin that searches for examples only in files with ">>>", also outside this folder.
+
+    It keeps each `__init__.py`: if pytest imported a file before its package, and the package
+    imports the file, there would be two modules with the file's name.
+    """
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collect_file(self, file_path: Path) -> Iterator[None]:
         found: Any = yield
-        if file_path.suffix == ".py" and ">>>" not in file_path.read_text("utf-8"):
+        examples = file_path.name == "__init__.py" or file_path.suffix != ".py"
+        if not examples and ">>>" not in file_path.read_text("utf-8"):
             found = [it for it in found if not isinstance(it, DoctestModule)]
         return found
 
