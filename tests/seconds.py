@@ -1,9 +1,8 @@
 """Processor seconds of cases: which cases have the mark `slow`, and a plugin that measures them.
 
 `make seconds` loads this module as a plugin of pytest, and writes .ci/seconds.txt. The file lists
-the cases that take at least 0.1 s of processor time, with their threads, child processes and
-fixtures. A case that takes more than 0.3 s has the mark `slow`, a case below 0.1 s has no mark, and
-a case in between keeps what it has. tests/conftest.py gives the marks.
+the cases that take more than 0.1 s of processor time, with their threads, child processes and
+fixtures. tests/conftest.py gives these cases the mark `slow`.
 """
 
 import functools
@@ -11,36 +10,22 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 FILE = Path(__file__).parents[1] / ".ci/seconds.txt"
-LISTED, SLOW = 0.1, 0.3
+SLOW = 0.1
 
 _began: dict[str, float] = {}
 _found: dict[str, float] = {}
 
 
-class Row(NamedTuple):
-    """A line of the file."""
-
-    seconds: float
-    slow: bool
-    case: str
-
-
-def rows() -> list[Row]:
-    """Read the file."""
-    lines = FILE.read_text("utf-8").splitlines() if FILE.exists() else []
-    split = [line.split(maxsplit=2) for line in lines]
-    return [Row(float(seconds), mark == "slow", case) for seconds, mark, case in split]
-
-
 @functools.cache
-def slow_cases() -> set[str]:
-    """Return the cases that have the mark `slow` by the file."""
-    return {row.case for row in rows() if row.slow}
+def slow_cases() -> dict[str, float]:
+    """Read the cases of the file, and their seconds."""
+    lines = FILE.read_text("utf-8").splitlines() if FILE.exists() else []
+    return {case: float(taken) for taken, case in (line.split(maxsplit=1) for line in lines)}
 
 
 def name(nodeid: str) -> str:
@@ -81,9 +66,5 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write the file, in the process that collects the reports."""
     if hasattr(session.config, "workerinput"):
         return
-    listed = []
-    for case, seconds in sorted(_found.items()):
-        if round(seconds, 2) >= LISTED:
-            slow = seconds > SLOW or case in slow_cases()
-            listed.append(f"{seconds:6.2f} {'slow' if slow else '-   '} {case}\n")
-    FILE.write_text("".join(listed), "utf-8")
+    lines = [f"{taken:6.2f} {case}\n" for case, taken in sorted(_found.items()) if taken > SLOW]
+    FILE.write_text("".join(lines), "utf-8")

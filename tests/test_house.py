@@ -927,29 +927,25 @@ def test_a_helper_that_carries_a_name_is_seen() -> None:
     assert carriers("def run(call: Call): ...\ndef named(call): ...") == set()
 
 
-def complaints_of_seconds(rows: list[seconds.Row]) -> list[str]:
-    """Return the cases of .ci/seconds.txt whose mark is wrong, or whose test does not exist."""
+def complaints_of_seconds(cases: dict[str, float]) -> list[str]:
+    """Return the cases of .ci/seconds.txt that need no mark, or whose test does not exist."""
     complaints = []
-    for row in rows:
-        path, _, test = row.case.partition("::")
+    for case, taken in cases.items():
+        path, _, test = case.partition("::")
         function = test.partition("[")[0].rpartition("::")[2]
         source = ROOT.joinpath(path).read_text("utf-8") if ROOT.joinpath(path).exists() else ""
         if not source or (path.startswith("tests/") and f"def {function}(" not in source):
-            complaints.append(f"there is no {row.case}: run `make seconds`")
-        elif row.seconds > seconds.SLOW and not row.slow:
-            complaints.append(f"{row.case} takes {row.seconds} s: it needs the mark slow")
-        elif row.seconds < seconds.LISTED and row.slow:
-            complaints.append(f"{row.case} takes {row.seconds} s: it needs no mark")
+            complaints.append(f"there is no {case}: run `make seconds`")
+        elif taken < seconds.SLOW:
+            complaints.append(f"{case} takes {taken} s, and needs no mark")
     return complaints
 
 
-def test_the_slow_cases_have_the_mark_slow() -> None:
-    assert complaints_of_seconds(seconds.rows()) == []
+def test_the_slow_cases_exist_and_are_slow() -> None:
+    assert complaints_of_seconds(seconds.slow_cases()) == []
 
 
-def test_a_wrong_mark_is_seen() -> None:
-    here = "tests/test_house.py::test_a_wrong_mark_is_seen"
-    rows = [(0.31, False, here), (0.31, True, here), (0.2, True, here), (0.09, True, here)]
-    rows += [(0.2, False, f"{here}[3]"), (0.4, True, "tests/test_house.py::test_of_nothing")]
-    found = [complaints_of_seconds([seconds.Row(*row)]) for row in rows]
-    assert [len(complaints) for complaints in found] == [1, 0, 0, 1, 0, 1]
+def test_a_wrong_line_of_seconds_is_seen() -> None:
+    here = "tests/test_house.py::test_a_wrong_line_of_seconds_is_seen"
+    cases = {here: 0.31, f"{here}[3]": 0.09, f"{here}_too": 0.4, "tests/test_no.py::test_a": 0.4}
+    assert len(complaints_of_seconds(cases)) == 3

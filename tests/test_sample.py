@@ -93,7 +93,7 @@ def test_a_slow_case_by_the_file_has_the_mark(tmp_path: Path) -> None:
     folder.mkdir()
     tmp_path.joinpath(".ci").mkdir()
     tmp_path.joinpath(".ci/seconds.txt").write_text(
-        "  0.40 slow test_it.py::test_table[7]\n  0.20 -    test_it.py::test_alone\n"
+        "  0.40 test_it.py::test_table[7]\n  0.20 test_it.py::test_alone\n"
     )
     found = collected(folder, "", "-m", "slow", "test_it.py")
-    assert found == ["test_table[7]", "test_slow"]
+    assert found == ["test_table[7]", "test_alone", "test_slow"]
