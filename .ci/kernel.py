@@ -70,7 +70,7 @@ def main(python: str) -> int:
     # do not compile bytecode now, which would take 10 seconds: Python compiles each module at its
     # first import
     return subprocess.call(
-        [*INSTALL, python, *options, "--no-compile", "--editable", f"{ROOT}[plot]"]
+        [*INSTALL, python, *options, "--no-compile", "--editable", f"{ROOT}[plot,png]"]
     )
 
 
