@@ -1,6 +1,7 @@
 """Sphinx configuration: every page is executed on every build, and a warning is an error."""
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -247,6 +248,7 @@ def setup(app):
     """Register the functions above; Sphinx calls this function after reading the configuration."""
     live.setup(app)
     NotebookClient.create_kernel_manager = talk_over_files
+    logging.getLogger("traitlets").setLevel(logging.WARNING)  # no line for each page
     # it does not say so, but it only copies files at the end: several processes may read pages
     app.extensions["sphinx-mathjax-offline"].parallel_read_safe = True
     app.connect("autodoc-process-signature", leave_out_private)
