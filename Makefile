@@ -125,7 +125,7 @@ wasm: $(WHEELS_VENV)/.wheels ## compile native/page.cpp to kernels.wasm, for the
 	$(WHEELS_VENV)/bin/python .ci/wasm.py
 
 browser: $(VENV)/.browser $(VENV)/.smollm2 $(ESBUILD)/.esbuild ## test the pages in Chromium (Debian's `chromium-headless-shell` or `chromium`, or the program in QKV_CHROMIUM; `node-typescript`, `npm`)
-	$(PYTEST) -n auto --dist worksteal tests/browser
+	$(PYTEST) -n $$($(PYTHON) -c 'import os; print(1 + os.cpu_count())') --dist worksteal tests/browser
 
 native: $(VENV)/.dev ## test the kernel under sanitizers and for arm64 (cmake, g++-aarch64-linux-gnu, qemu-user)
 	$(PYTEST) -n auto --dist loadgroup -m "not attack and not alone" tests/native
