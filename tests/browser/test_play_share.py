@@ -32,7 +32,10 @@ KINDS: list[tuple[list[dict[str, Any]], str]] = [
     ([{"op": "swap", "token": 4, "with": "plate"}], "Put plate in place of glass"),
     ([{"op": "causal"}], "Hide all later words"),
     ([{"op": "mask", "query": 6, "key": 4}], "Hide glass from the gap"),
-    ([{"op": "mask", "query": 6, "key": 4, "layer": 3, "head": 2}], "Hide glass from the gap in"),
+    (
+        [{"op": "mask", "query": 6, "key": 4, "layer": 3, "head": 2}],
+        "Hide glass from the gap in head 3.2",
+    ),
     ([{"op": "mask", "query": 6, "key": key} for key in (2, 4)], "Hide 2 links"),
     ([{"op": "scale", "value": 0.0442}], "Use attention temperature 4.00"),
     ([ROW], "Set a row of weights in head 3.2"),
