@@ -54,9 +54,8 @@ def changes(source: str, function: ast.FunctionDef) -> Iterator[tuple[int, int, 
         starts.append(starts[-1] + len(line))
 
     def at(node: ast.AST) -> tuple[int, int]:
-        begin, end = node.lineno, node.end_lineno  # type: ignore[attr-defined]
-        first, last = node.col_offset, node.end_col_offset  # type: ignore[attr-defined]
-        return starts[begin - 1] + first, starts[end - 1] + last
+        begin, end = starts[node.lineno - 1], starts[node.end_lineno - 1]
+        return begin + node.col_offset, end + node.end_col_offset
 
     def between(left: ast.AST, right: ast.AST, table: dict[str, str]) -> Iterator[tuple]:
         begin, end = at(left)[1], at(right)[0]
@@ -119,19 +118,22 @@ def in_kernel() -> list[Mutant]:
 
 def stages(mutant: Mutant, python: str, parity: str) -> Iterator[tuple[str, int, list[str]]]:
     """Yield who may notice, the sample, and the options of pytest; the likeliest first."""
-    own = [str(path) for path in [ROOT / "tests" / Path(mutant.path).parts[2]] if path.is_dir()]
     marking = ["tests/marking", "src/qkv_marking"]
-    if own:
-        yield "make test", 1, [python, *own]
-    yield "make test", 1, [python]
-    if "qkv_marking" in mutant.path:
-        yield ".ci/run", 1, [python, *marking]
+    own = [f"tests/{name}" for name in Path(mutant.path).parts[2:-1][:1]]
+    if mutant.path.startswith("native/"):
+        own = ["tests/attend", "tests/ops", "tests/layers"]
+    elif "qkv_marking" in mutant.path:
+        own = marking
+    if own and own != marking:
+        yield "make test", 2, [python, *own]
+    yield "make test", 2, [python]
+    yield ".ci/run", 1, [python, *(marking if own == marking else [])]
     for options in (["-m", "slow and not attack"], ["-m", "attack"]):
         yield ".ci/run", 4, [python, *options, "src", "tests", *marking]
     yield ".ci/run", 4, [parity, "tests/parity"]
-    for folder in ("serve", "browser", "scale", "course"):
+    for folder in ("serve", "browser", "scale", "course", "native"):
         yield ".ci/run", 4, [python, f"tests/{folder}"]
-    yield "everything", 1, [python, "-m", "", *(own or marking)]
+    yield "everything", 1, [python, "-m", "", *(own or ["tests"])]
     yield "everything", 1, [parity, "-m", "", "tests/parity"]
 
 
@@ -149,7 +151,7 @@ def judge(mutant: Mutant, clone: Path, python: str, parity: str) -> str:
             shutil.copy(clone / "build/kernel/_kernel.abi3.so", src / "qkv")
         for who, sample, (runner, *options) in stages(mutant, python, parity):
             env = os.environ | {"PYTHONPATH": str(src), "QKV_SAMPLE": str(sample)}
-            command = [runner, "-m", "pytest", "-qx", "-n2", "-p", "no:cacheprovider"]
+            command = [runner, "-m", "pytest", "-qxn2", "-p", "no:cacheprovider"]
             limit = 60 * MINUTES if who == "everything" else 3600
             try:
                 done = subprocess.run(

@@ -71,13 +71,14 @@ def _selects(config: pytest.Config) -> Callable[[set[str]], bool]:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not read a file whose every test has a mark that `-m` leaves out."""
+    if not collection_path.match("test_*.py"):
+        return None
+    text = collection_path.read_text("utf-8")
+    marks = re.findall(r"^pytestmark = pytest\.mark\.(attack|slow)$", text, re.MULTILINE)
+    if not marks or f"not {marks[0]}" not in config.option.markexpr:
+        return None
     named = {Path(arg.partition("::")[0]).resolve() for arg in config.args}
-    if collection_path.match("test_*.py") and collection_path not in named:
-        text = collection_path.read_text("utf-8")
-        marks = re.findall(r"^pytestmark = pytest\.mark\.(attack|slow)$", text, re.MULTILINE)
-        if marks and "not " + marks[0] in config.option.markexpr:
-            return True
-    return None
+    return True if collection_path not in named else None
 
 
 @pytest.hookimpl(wrapper=True)

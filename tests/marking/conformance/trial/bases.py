@@ -86,8 +86,7 @@ def prepare(
 def plain(query, key, value, return_weights=False, return_lse=False, **options):
     """Compute one softmax over all keys."""
     _, _, v, scores, seen, extra = prepare(query, key, value, **options)
-    # changes in the tables read these names
-    B, H, L, S = scores.shape  # noqa: RUF059
+    B, H, L, S = scores.shape  # noqa: RUF059 (changes in the tables read all four)
     peak = scores.max(axis=-1, keepdims=True, initial=-np.inf)
     peak = np.maximum(peak, extra.max(axis=-1, keepdims=True, initial=-np.inf))
     peak = finite(peak)
