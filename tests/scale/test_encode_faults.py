@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -136,6 +137,17 @@ def test_a_lost_scheduler_is_one_error(
     assert 2 <= parts(out) < PARTS
     assert encode("books", source, out).rows == len(TEXTS)
     check(out)
+
+
+def test_a_scheduler_that_is_lost_while_it_is_asked() -> None:
+    """The client is still running, but what it returns has no workers."""
+    scheduler = SimpleNamespace(address="tcp://here:1")
+    client = SimpleNamespace(status="running", scheduler_info=dict, scheduler=scheduler)
+    said = "^encode: the scheduler tcp://here:1 was lost: start it and repeat the call$"
+    with pytest.raises(ConnectionError, match=said):
+        workers.workers_of(client, "encode")
+    with pytest.raises(ConnectionError, match=said):
+        workers.all_of(client, print, [1], call="encode")
 
 
 SCHEDULER = """

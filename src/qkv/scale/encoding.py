@@ -213,7 +213,7 @@ def estimate(
     _check_model(load_once(which, CALL))
     files = _find_files(sources, column, keep)
     plan = _make_plan(which, files, client, on_error == "raise", None)
-    crew = workers_of(client)
+    crew = workers_of(client, CALL)
     step = max(1, len(plan.parts) // (2 * crew))
     samples = all_of(client, _time_sample, plan.parts[::step], call=CALL, model=which)
     count, seconds = map(sum, zip(*samples, strict=True)) if samples else (0, 0.0)
@@ -262,7 +262,7 @@ def _make_plan(
     counts = counts_of(files, client, CALL, check=check, size=sizes["block"], way=WAY)
     total = sum(block.rows for blocks in counts for block in blocks)
     if "rows" not in sizes:
-        share = -(-total // (PARTS * max(1, workers_of(client))))
+        share = -(-total // (PARTS * max(1, workers_of(client, CALL))))
         sizes["rows"] = min(MOST_ROWS, max(2 * MARK_ROWS, share))
     parts = cut(files, counts, sizes["rows"], sizes["bytes"])
     digests = [digest_of("".join(block.digest for block in blocks).encode()) for blocks in counts]

@@ -186,7 +186,7 @@ def compute(
                         "computing this part; give each worker more memory"
                     ) from None
                 except (distributed.client.FutureCancelledError, distributed.comm.CommClosedError):
-                    raise crew.connection_error() from None
+                    raise _lost(client, call) from None
                 future.release()
                 yield number, result
     finally:
@@ -236,12 +236,7 @@ class _Crew:
         if now - self._last_look < _LOOK:
             return self.capacity > 0
         self._last_look = now
-        if self._client.status not in ("running", "connecting"):
-            raise self.connection_error()
-        try:
-            workers = self._client.scheduler_info()["workers"]
-        except OSError:
-            raise self.connection_error() from None
+        workers = _workers(self._client, self._call)
         self.hosts = {}
         for address in workers:
             self.hosts[_host(address)] = self.hosts.get(_host(address), 0) + 1
@@ -255,11 +250,18 @@ class _Crew:
             )
         return self.capacity > 0
 
-    def connection_error(self) -> ConnectionError:
-        where = getattr(self._client.scheduler, "address", "") or "of this run"
-        return ConnectionError(
-            f"{self._call}: the scheduler {where} was lost: start it and repeat the call"
-        )
+
+def _workers(client: Any, call: str) -> dict[str, Any]:
+    """Return what the scheduler knows of each worker, keyed by address."""
+    info = client.scheduler_info() if client.status in ("running", "connecting") else {}
+    if "workers" not in info:  # also if the connection was lost in the middle of the request
+        raise _lost(client, call)
+    return dict(info["workers"])
+
+
+def _lost(client: Any, call: str) -> ConnectionError:
+    where = getattr(client.scheduler, "address", "") or "of this run"
+    return ConnectionError(f"{call}: the scheduler {where} was lost: start it and repeat the call")
 
 
 def _host(address: str) -> str:
@@ -323,9 +325,9 @@ def current_client(client: Any) -> Any:
         return None
 
 
-def workers_of(client: Any) -> int:
+def workers_of(client: Any, call: str) -> int:
     """Return the number of workers; without a client, 1 for this process."""
-    return 1 if client is None else len(client.scheduler_info()["workers"])
+    return 1 if client is None else len(_workers(client, call))
 
 
 @contextmanager
