@@ -151,7 +151,7 @@ def judge(mutant: Mutant, clone: Path, python: str, parity: str) -> str:
             shutil.copy(clone / "build/kernel/_kernel.abi3.so", src / "qkv")
         for who, sample, (runner, *options) in stages(mutant, python, parity):
             env = os.environ | {"PYTHONPATH": str(src), "QKV_SAMPLE": str(sample)}
-            command = [runner, "-m", "pytest", "-qxn2", "-p", "no:cacheprovider"]
+            command = [runner, "-m", "pytest", "-qx", "-n2", "-p", "no:cacheprovider"]
             limit = 60 * MINUTES if who == "everything" else 3600
             try:
                 done = subprocess.run(
@@ -159,8 +159,10 @@ def judge(mutant: Mutant, clone: Path, python: str, parity: str) -> str:
                 )
             except subprocess.TimeoutExpired:
                 continue
-            if done.returncode not in (0, 5):  # 5: no test was collected
+            if done.returncode in (1, 2):  # a test failed, or a file cannot be imported
                 return who
+            if done.returncode not in (0, 5):  # 5: no test was collected
+                sys.exit(f"mutants: pytest cannot run:\n{done.stderr.decode()}")
         return ALIVE
     finally:
         path.write_bytes(before)
