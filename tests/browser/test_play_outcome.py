@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Page
 
 from qkv.models import Model
+from rows import sample
 
 from .edited import Edit
 from .outcome import (
@@ -198,7 +199,7 @@ def test_each_story_is_told_with_the_librarys_numbers(
 
 def test_each_edit_alone_and_three_at_a_time(page: Page, exact: Model) -> None:
     causes = {json.dumps([edit]): CAUSES.get(name) for name, edit in EDITS.items()}
-    for edits in LISTS:
+    for edits in sample(LISTS):
         if not edits:
             continue
         headline = follow(page, TEXT, edits, POSITION)
