@@ -142,7 +142,8 @@ serve: $(SERVE_VENV)/.serve ## test the server: clients, bad requests, faults an
 	$(SERVE_VENV)/bin/python -m pytest -m "alone and not attack" tests/serve
 
 scale: $(VENV)/.dev ## test many workers: the same results as one process, also when workers, clients and disks fail
-	$(BIN)/python -m pytest -m "not attack" tests/scale
+	$(PYTEST) -n auto --dist loadfile -m "not attack and not alone" tests/scale
+	$(PYTEST) -m "alone and not attack" tests/scale
 
 bench: $(BENCH_VENV)/.bench $(VENV)/.kernel $(if $(filter serve,$(or $(ONLY),serve)),$(INFINITY_VENV)/.infinity) ## compare the speed with torch, onnxruntime, OpenVINO, CTranslate2 and llama.cpp: ONLY="prefill decode" THREADS=1 QUICK=1
 	$(BENCH_VENV)/bin/python -m benchmarks $(ONLY) $(THREADS:%=--threads %) $(if $(QUICK),--quick) $(if $(AGAIN),--again)

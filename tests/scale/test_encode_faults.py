@@ -127,6 +127,7 @@ def test_a_lost_scheduler_is_one_error(
             address = program.stdout.readline().strip()
             client = distributed.Client(address, timeout=60, set_as_default=False)
             with monkeypatch.context() as patch:
+                patch.setattr(client, "_timeout", 1)  # for how long it tries to connect again
                 patch.setattr(encoding, "compute", losing)
                 patch.setattr(workers, "AHEAD", 1)  # no task is ahead of the results
                 with pytest.raises(ConnectionError, match=r"the scheduler .* was lost"):
