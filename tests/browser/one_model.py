@@ -14,6 +14,8 @@ from playwright.sync_api import BrowserContext, Page
 
 from qkv.see.page.html import bundle
 
+from .support import HEAD
+
 BEGIN, END = '<script type="application/json" data-side="encoder">', "</script>"
 # The shared worker's script: it renumbers the messages of many pages as those of one page.
 SHARED = """
@@ -98,6 +100,8 @@ class OneModel:
         self._running: list[tuple[str, str]] = []  # (a model as pages carry it, its worker's URL)
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Site)
         Thread(target=self._server.serve_forever, daemon=True).start()
+        Site.given["/empty.html"] = HEAD.encode()
+        self.empty = f"http://localhost:{self._server.server_port}/empty.html"
 
     def open(self, page: Page, html: str) -> str:
         """Show a live page, and return its address."""
