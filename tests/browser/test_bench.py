@@ -5,6 +5,7 @@ from playwright.sync_api import Browser
 
 from benchmarks import play
 from benchmarks.common import Row
+from rows import sample
 
 
 def test_every_row_is_within_its_error_limit(chromium: Browser) -> None:
@@ -37,7 +38,7 @@ def test_wrong_results_exceed_the_error_limit(
     other = play.PRESSED.replace("[data-qkv-first]", "[data-token='2']")
     monkeypatch.setattr(play, "PRESSED", other)
     monkeypatch.setattr(play, "WRITE", play.WRITE.replace("text, { max }", "text, { max: 9 }"))
-    for row in play.rows(8, chromium):
+    for row in sample(play.rows(8, chromium)):
         way = row.ways["qkv"]
         assert way.error(way.call()) > way.allowed, row.name
 

@@ -18,7 +18,7 @@ from .play import opened_at
 from .support import Visit
 from .test_play_random import walk
 
-WALKS, ACTIONS = (1, 60) if os.environ.get("CI") else (4, 250)
+WALKS, ACTIONS = (1, 30) if os.environ.get("CI") else (4, 250)
 NEAR = 3e-3  # the page rounds vectors to int16 before it multiplies them with blocks
 
 
