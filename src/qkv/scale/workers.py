@@ -186,7 +186,7 @@ def compute(
                         "computing this part; give each worker more memory"
                     ) from None
                 except (distributed.client.FutureCancelledError, distributed.comm.CommClosedError):
-                    raise _lost(client, call) from None
+                    raise _connection_error(client, call) from None
                 future.release()
                 yield number, result
     finally:
@@ -255,11 +255,11 @@ def _workers(client: Any, call: str) -> dict[str, Any]:
     """Return what the scheduler knows of each worker, keyed by address."""
     info = client.scheduler_info() if client.status in ("running", "connecting") else {}
     if "workers" not in info:  # also if the connection was lost in the middle of the request
-        raise _lost(client, call)
+        raise _connection_error(client, call)
     return dict(info["workers"])
 
 
-def _lost(client: Any, call: str) -> ConnectionError:
+def _connection_error(client: Any, call: str) -> ConnectionError:
     where = getattr(client.scheduler, "address", "") or "of this run"
     return ConnectionError(f"{call}: the scheduler {where} was lost: start it and repeat the call")
 
