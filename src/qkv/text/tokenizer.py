@@ -325,6 +325,11 @@ class Tokenizer:
         """Return the token of an id as the vocabulary spells it; None if the id has no token."""
         return self.inner.id_to_token(index) if 0 <= index < len(self) else None
 
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token that is spelled as in the vocabulary; None if it has no row."""
+        index = self.inner.token_to_id(token)
+        return None if index is None or index >= (self.rows or len(self)) else index
+
     def is_special(self, index: int) -> bool:
         """Return whether an id belongs to a special token."""
         return index in self._special_ids

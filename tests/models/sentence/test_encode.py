@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 import qkv
 from qkv.models import ModelError, load
 from qkv.models.sentence.encode import Encoder
+from qkv.text import Tokenizer
 
 TEXTS = ["the cat sat.", "a dog ran", "the mat"]
 PROMPTS = {"query": "a cat ", "passage": "the mat, ", "none": ""}
@@ -33,6 +34,14 @@ def with_prompts(folder, *, pooling=None, default=None):
 
 def close(found, expected):
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+
+
+def test_a_call_does_not_copy_the_vocabulary(folder, monkeypatch):
+    """The copy took longer than the computation for one short text."""
+    model = with_prompts(folder)
+    copied = property(lambda _: pytest.fail("the vocabulary was copied"))
+    monkeypatch.setattr(Tokenizer, "vocabulary", copied)
+    assert model.encode("the cat sat.").ndim == 1
 
 
 # prompts

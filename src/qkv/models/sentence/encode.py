@@ -111,22 +111,22 @@ class Encoder:
                     f"{model.name} has no vector for a whole text; pass "
                     'output_value="token_embeddings" for a vector of each token'
                 )
-            words, known = self.sentence.skipped.get(self.task or "document", ()), self.tokenizer
-            self._skipped = [known.vocabulary[word] for word in words if word in known.vocabulary]
+            ids = map(self.tokenizer.id_of, self.sentence.skipped.get(self.task or "document", ()))
+            self._skipped = [index for index in ids if index is not None]
         self._expansion = self.sentence.expansion if self.task == "query" else None
-        marker, ids = self.sentence.markers.get(self.task or "", ""), self.tokenizer.vocabulary
-        self._marker = ids.get(marker, ids.get(marker.strip()))
+        marker, id_of = self.sentence.markers.get(self.task or "", ""), self.tokenizer.id_of
+        self._marker = id_of(marker) if id_of(marker) is not None else id_of(marker.strip())
         filler = self._expansion and (self._expansion.token or self.tokenizer.mask)
         most, length = (
             model.network.embedding.max_positions,
             self._expansion and self._expansion.length,
         )
-        if length and (filler not in ids or length > (most or length)):
+        if length and (id_of(filler or "") is None or length > (most or length)):
             raise value_error(
                 f"{model.name} must fill queries with {filler!r} up to {length} tokens, but it has "
                 "no such token or too few positions: correct query_expansion in its files"
             )
-        self._filler = ids.get(filler or "", 0)
+        self._filler = id_of(filler or "") or 0
         self._one_each = self.output_value == "sentence_embedding"
         if not self._one_each and self.normalize_embeddings:
             raise value_error(
