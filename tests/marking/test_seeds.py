@@ -6,7 +6,7 @@ import pytest
 from qkv_marking import check, check_file
 from qkv_marking._engine import by_seed, generator, per_seed, use_seed
 
-from .written import STYLES, marked
+from .written import FRAGILE, STYLES, marked
 
 RIGHT = """
 import numpy as np
@@ -56,6 +56,10 @@ def test_right_functions_pass_with_every_seed(written, seeds):
     for seed in seeds:
         result = marked(written, seed=seed)
         assert (result.points, result.conventions) == (10, ()), f"seed {seed}: {result}"
+
+
+def test_a_fragile_function_loses_a_point_with_every_seed():
+    assert [marked(FRAGILE, seed=seed).points for seed in (1, 2)] == [9, 9]
 
 
 def test_inputs_depend_only_on_the_seed():
