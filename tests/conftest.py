@@ -16,6 +16,7 @@ from hypothesis import settings
 from threadpoolctl import threadpool_limits
 
 from qkv.ops.kernel import BACKENDS
+from rows import SAMPLE
 from seconds import name, slow_cases
 
 # Set these variables before a test imports a module that reads them.
@@ -98,7 +99,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
     yield
     selects = _selects(metafunc.config)
     own = {mark.name for mark in metafunc.definition.iter_markers()}
-    sample = 1 if "unsampled" in own else int(os.environ.get("QKV_SAMPLE") or 1)
+    sample = 1 if "unsampled" in own else SAMPLE
     kept = []
     for case in metafunc._calls:
         case_name = name(f"{metafunc.definition.nodeid}[{case.id}]")

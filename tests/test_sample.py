@@ -31,7 +31,7 @@ def test_slow(): pass
 
 def collected(folder: Path, sample: str, *options: str) -> list[str]:
     """Return the names of the items that pytest collects from TESTS, with this conftest."""
-    for name in ("conftest.py", "seconds.py"):
+    for name in ("conftest.py", "rows.py", "seconds.py"):
         shutil.copy(Path(__file__).with_name(name), folder)
     folder.joinpath("pytest.ini").write_text(
         "[pytest]\npythonpath = .\nmarkers =\n attack\n slow\n unsampled\n"

@@ -25,6 +25,7 @@ from qkv.ops._int8_rows import from_rows, multiply_int8, to_digits, to_rows
 from qkv.ops._loss import cross_entropy
 from qkv.ops._norm import norm_grad
 from qkv.ops.activation import activate, activation_grad
+from rows import SAMPLE
 
 from . import writer
 
@@ -108,7 +109,7 @@ ONE_DRIVER = pytest.mark.xdist_group("as it ships")  # one process builds and ru
 )
 def test_cases(build: str, cases: Callable[[bool], Path], tmp_path: Path) -> None:
     options, tools, part = BUILDS[build]
-    part = part or int(os.environ.get("QKV_SAMPLE") or 1) > 1
+    part = part or SAMPLE > 1
     for tool in ["cmake", "c++", *tools]:
         if not shutil.which(tool):
             missing = f"{tool} is not installed"
