@@ -1,7 +1,6 @@
 """Tests of GGUF files against transformers: token ids, hidden states and logits."""
 
 import copy
-import json
 import re
 import subprocess
 import sys
@@ -13,29 +12,16 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from tokenizers import BertWordPieceTokenizer, Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import BertWordPieceTokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import qkv
-from models.gguf_files import ADDED, BYTE, CONTROL, NORMAL, UNKNOWN, gguf, smollm2, typed
+from models.gguf_files import CONTROL, NORMAL, gguf, smollm2, typed
 from models.odd_texts import ODD, WORDS, odd_texts
 from parity.sentences import sentences_of_the_docs
 from parity.support import close
 from rows import sample
 from training import numbers, readme
-
-
-def same_ids(path: Path, special: tuple[str, ...] = (), count: int = 2000) -> None:
-    """Assert that the ids of odd texts equal those of transformers for the same file."""
-    theirs = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    ours = qkv.load(path).tokenizer
-    texts = [*sample(odd_texts(count, special))]
-    for text, one in zip(texts, ours.tokenize_batch(texts), strict=True):
-        assert one.ids.tolist() == theirs(text)["input_ids"], repr(text)
-
-
-def test_the_ids_of_smollm2() -> None:
-    same_ids(smollm2(), ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<repo_name>"), 4000)
 
 
 def test_the_numbers_of_smollm2(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +149,7 @@ def test_a_model_in_blocks_holds_its_weights_once() -> None:
     assert after < 1.3 * size
 
 
-# small tokenizers of each kind
+# a WordPiece; test_gguf_ids.py tests the other kinds of tokenizers
 
 FILES = ("README.md", "CONTRIBUTING.md", "docs/models.md")
 CORPUS = [Path(__file__).parents[2].joinpath(name).read_text("utf-8") for name in FILES]
@@ -176,155 +162,6 @@ def write_tokenizer(path: Path, case: str, values: dict[str, Any]) -> None:
     architecture, cls, config = MODELS[case]
     model = random_model(cls, {**config, "vocab_size": len(values["tokens"])})
     write_model(path, architecture, model, None, {f"{START}{k}": v for k, v in values.items()})
-
-
-def byte_level(size: int = 1500) -> dict[str, Any]:
-    """Return the metadata of a byte-level BPE that was trained on a few texts."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    letters = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=letters, show_progress=False)
-    made.train_from_iterator(CORPUS, trainer)
-    model = json.loads(made.to_str())["model"]
-    tokens = [
-        *sorted(model["vocab"], key=model["vocab"].get),
-        "<|endoftext|>",
-        "<|im_start|>",
-        "<think>",
-    ]
-    return {
-        "model": "gpt2",
-        "tokens": tokens,
-        "token_type": [NORMAL] * (len(tokens) - 3) + [CONTROL, CONTROL, ADDED],
-        "merges": [" ".join(merge) for merge in model["merges"]],
-        "bos_token_id": len(tokens) - 3,
-        "eos_token_id": len(tokens) - 2,
-    }
-
-
-def pieces(size: int = 1200) -> dict[str, Any]:
-    """Return the metadata of a SentencePiece BPE."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
-    made.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=size, show_progress=False))
-    words = sorted(made.get_vocab(), key=made.get_vocab().get)
-    words = [word for word in words if len(word) > 1] + [word for word in words if len(word) == 1]
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), *words]
-    scores = [0.0] * 259 + [-float(n) for n in range(len(words))]
-    types = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * len(words)
-    tokens, types = [*tokens, "<think>", "[INST]"], [*types, ADDED, CONTROL]
-    ids = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
-    listed = {"tokens": tokens, "scores": [*scores, 0.0, 0.0], "token_type": types}
-    return {"model": "llama", "pre": "default", **listed, **ids}
-
-
-SPLITS = ["gpt-2", "default", "qwen2", "llama-bpe", "tekken", "gpt-4o", None]
-
-
-@pytest.mark.parametrize("pre", SPLITS)
-def test_the_ids_of_byte_level_tokenizers(pre: str | None, tmp_path: Path) -> None:
-    more = {} if pre is None else {"pre": pre, "add_bos_token": pre == "llama-bpe"}
-    write_tokenizer(tmp_path / "small.gguf", "llama", {**byte_level(), **more})
-    same_ids(tmp_path / "small.gguf", ("<|endoftext|>", "<|im_start|>", "<think>"))
-
-
-@pytest.mark.parametrize("ends", [{}, {"add_bos_token": False, "add_eos_token": True}], ids=str)
-@pytest.mark.parametrize("case", ["llama", "gemma2", "gemma3", "phi3"])
-def test_the_ids_of_sentence_piece(case: str, ends: dict[str, bool], tmp_path: Path) -> None:
-    write_tokenizer(tmp_path / "small.gguf", case, {**pieces(), **ends})
-    same_ids(tmp_path / "small.gguf", ("<s>", "</s>", "<think>", "[INST]", "<0x41>"))
-
-
-def test_sentence_piece_without_a_space_before_a_text(tmp_path: Path) -> None:
-    """As LlamaTokenizer does; transformers ignores add_space_prefix in GGUF files."""
-    values = pieces()
-    write_tokenizer(tmp_path / "small.gguf", "llama", {**values, "add_space_prefix": False})
-    made = AutoTokenizer.from_pretrained(tmp_path, gguf_file="small.gguf")
-    model = json.loads(made.backend_tokenizer.to_str())["model"]
-    theirs = transformers.LlamaTokenizer(
-        vocab=model["vocab"], merges=[*map(tuple, model["merges"])], add_prefix_space=False
-    )
-    ours = qkv.load(tmp_path / "small.gguf").tokenizer
-    for text in odd_texts(500):
-        expected = theirs(text, add_special_tokens=False)["input_ids"]
-        assert ours.tokenize(text).ids.tolist() == [1, *expected], repr(text)
-
-
-def unigram() -> dict[str, Any]:
-    """Return the metadata of a Unigram model of SentencePiece, without a table of characters."""
-    made = Tokenizer(models.Unigram())
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
-    special = ["<pad>", "</s>", "<unk>"]
-    trainer = trainers.UnigramTrainer(
-        vocab_size=600, special_tokens=special, unk_token="<unk>", show_progress=False
-    )
-    made.train_from_iterator(CORPUS, trainer)
-    words = json.loads(made.to_str())["model"]["vocab"]
-    return {
-        "model": "t5",
-        "tokens": [word for word, _ in words],
-        "scores": [float(score) for _, score in words],
-        "token_type": [CONTROL, CONTROL, UNKNOWN] + [NORMAL] * (len(words) - 3),
-        "padding_token_id": 0,
-        "eos_token_id": 1,
-        "unknown_token_id": 2,
-    }
-
-
-def characters_table(changes: dict[str, str]) -> bytes:
-    """Return the table `precompiled_charsmap`: a double array of the keys, and the new texts.
-
-    The array is that of the library Darts-clone: from the base of a node, byte c of a key leads to
-    unit `base ^ c`. The unit holds c, whether a key ends there, and its distance from its own base,
-    where the value of the key is.
-    """
-    keys = {key.encode(): new.encode() for key, new in changes.items()}
-    nodes = sorted({key[:n] for key in keys for n in range(len(key) + 1)})
-    base = {node: 256 * n for n, node in enumerate(nodes, 1)}
-    units, texts = np.zeros(256 * (len(nodes) + 1), "<u4"), b""
-    units[0] = base[b""] << 10
-    for node in nodes[1:]:
-        at = base[node[:-1]] ^ node[-1]
-        units[at] = (at ^ base[node]) << 10 | (node in keys) << 8 | node[-1]
-    for key, new in keys.items():
-        units[base[key]] = len(texts) | 1 << 31
-        texts += new + b"\0"
-    return np.array(units.nbytes, "<u4").tobytes() + units.tobytes() + texts
-
-
-def test_the_characters_table_of_a_unigram(tmp_path: Path) -> None:
-    """Compare with transformers, which ignores the table, on texts that Python has changed."""
-    changes = {
-        "\uff41": "a",
-        "é": "e",
-        "ﬁ": "fi",
-        "\u200b": "",
-        "①": "1",
-        "\u3000": " ",
-        "Ω": "cat",
-    }
-    values = unigram()
-    write_tokenizer(tmp_path / "plain.gguf", "bert", values)
-    values["precompiled_charsmap"] = characters_table(changes)
-    write_tokenizer(tmp_path / "small.gguf", "bert", values)
-    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path, gguf_file="plain.gguf")
-    ours = qkv.load(tmp_path / "small.gguf").tokenizer
-    rng, parts, changed = np.random.default_rng(0), [*WORDS.split(), *changes, " "], 0
-    for _ in range(1000):
-        text = "".join(rng.choice(np.array(parts, object), rng.integers(1, 9)))
-        expected = theirs("".join(changes.get(letter, letter) for letter in text))["input_ids"]
-        assert ours.tokenize(text).ids.tolist() == expected, repr(text)
-        changed += expected != theirs(text)["input_ids"]
-    assert changed > 500
-
-
-def test_the_ids_of_unigrams(tmp_path: Path) -> None:
-    """Without a table of characters; transformers ignores this table in GGUF files."""
-    write_tokenizer(tmp_path / "small.gguf", "bert", unigram())
-    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path, gguf_file="small.gguf")
-    ours = qkv.load(tmp_path / "small.gguf").tokenizer
-    for text in odd_texts(2000, ("</s>",)):
-        assert ours.tokenize(text).ids.tolist() == theirs(text)["input_ids"], repr(text)
 
 
 @pytest.mark.parametrize("lower", [True, False])

@@ -13,6 +13,7 @@ from qkv.attend import KVCache
 from qkv.circuits import copying_scores
 from qkv.models import ModelError, load
 from qkv.models.files._gguf import _BLOCKS, dequantize, read_gguf
+from qkv.models.network import Linear
 from qkv.ops import BlockMatrix, StoredMatrix
 from qkv.ops.kernel import VARIANTS, backend, compiled
 
@@ -101,7 +102,7 @@ def test_the_model_has_the_files_name_config_tokenizer_and_template(path):
     assert model.tokenizer.chat_template == TEMPLATE
     assert model.eos_ids == {0}
     tokens = model.tokenize("the cat<|turn|> 12<think>é").tokens
-    assert tokens == ["th", "e", "Ġcat", "<|turn|>", "Ġ", "12", "<think>", "Ã", "©"]
+    assert tokens == ["th", "e", "Ġcat", "<|turn|>", "Ġ", "1", "2", "<think>", "Ã", "©"]
     assert model.tokenizer.special_ids == {0, 1}
 
 
@@ -136,15 +137,44 @@ def test_a_model_without_a_tokenizer(tmp_path):
     assert model(IDS).logits.shape == (1, 5, len(BYTE_TOKENS))
 
 
-def test_the_scaling_of_rotary_positions(tmp_path):
-    scaling = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
-    model = load(write_llama(tmp_path / "a.gguf", **scaling))
-    assert model.config["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
-    factors = np.float32([1, 2, 4, 8])
-    model = load(write_llama(tmp_path / "b.gguf", tensors={"rope_freqs.weight": factors}))
-    speeds, scale = model.design.layers[0].rotary.scaling.speeds(1e4, 8, 60)
-    np.testing.assert_allclose(speeds, 1e4 ** -(np.arange(4) / 4) / factors, rtol=1e-6)
-    assert scale == 1
+FACTORS = np.float32([1, 2, 4, 8])
+
+
+@pytest.mark.parametrize(
+    ("values", "slower", "scale"),
+    [
+        ({"scaling.type": "linear", "scaling.factor": 4.0}, 4, 1),
+        ({"scaling.factor": 4.0}, 4, 1),
+        ({"scale_linear": 4.0}, 4, 1),
+        ({"scaling.factor": 0.0}, 1, 1),
+        ({"scaling.type": "none", "scaling.factor": 4.0}, 1, 1),
+        ({"scaling.attn_factor": 1.5}, 1, 1.5),
+        ({"scaling.factor": 2.0, "scaling.attn_factor": 1.5}, 2, 1.5),
+        ({"factors": FACTORS}, FACTORS, 1),
+        ({"factors": FACTORS, "scaling.type": "linear", "scaling.factor": 4.0}, 4 * FACTORS, 1),
+    ],
+    ids=str,
+)
+def test_the_scaling_of_rotary_positions(tmp_path, values, slower, scale):
+    """The logits of each of these files were equal to those of llama.cpp, to 3e-5."""
+    values = dict(values)
+    factors = values.pop("factors", None)
+    tensors = {} if factors is None else {"rope_freqs.weight": factors}
+    values = {f"rope.{key}": value for key, value in values.items()}
+    rotary = (
+        load(write_llama(tmp_path / "a.gguf", tensors=tensors, **values)).design.layers[0].rotary
+    )
+    speeds, factor = (rotary.scaling or Linear(1.0)).speeds(1e4, 8, 60)
+    np.testing.assert_allclose(speeds, 1e4 ** -(np.arange(4) / 4) / slower, rtol=1e-6)
+    assert factor == pytest.approx(scale)
+
+
+def test_unknown_keys_of_rotary_positions_warn(tmp_path):
+    path = write_llama(tmp_path / "a.gguf", **{"rope.scaling.odd": 2.0})
+    with pytest.warns(UserWarning, match="does not know llama.rope.scaling.odd"):
+        load(path)
+    yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}
+    refused(write_llama(path, tensors={"rope_freqs.weight": FACTORS}, **yarn), "is 'yarn'")
 
 
 def test_a_file_without_the_ending(path):
@@ -176,6 +206,20 @@ def test_a_file_without_the_ending(path):
         ({"tokenizer.ggml.merges": ["abc d"]}, "tokenizer"),
         ({"tokenizer.ggml.token_type": [1]}, "token_type"),
         ({"tokenizer.ggml.tokens": [1, 2]}, "tokens"),
+        (
+            {"tokenizer.ggml.tokens": [*BYTE_TOKENS[:-1], "th"]},
+            "tokens is ['th']; it must be a list",
+        ),
+        (
+            {"tokenizer.ggml.token_type": [*[1] * 265, 9]},
+            "token_type is [9]; it must be from 0 to 6",
+        ),
+        ({"general.alignment": True}, "general.alignment is True"),
+        ({"tokenizer.ggml.bos_token_id": True}, "bos_token_id is True"),
+        (
+            {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [float("nan")] * 266},
+            "scores",
+        ),
         ({"split.count": 3}, "one of 3 parts"),
         ({"tokenizer.ggml.model": "t5"}, "it must be a list of 266 numbers"),
         ({"tokenizer.ggml.model": "bert"}, "it must be with [CLS] and [SEP]"),

@@ -18,7 +18,7 @@ import numpy as np
 
 from qkv.arrays import Array, DType
 from qkv.models.files._tensors import Stored, Tensors, release
-from qkv.models.files.read import ModelError, first_line, need_file, plain
+from qkv.models.files.read import ModelError, first_line, is_whole, need_file, plain
 from qkv.ops import BLOCK_KINDS, BlockMatrix, blocks_size, pack_blocks
 from qkv.ops.packing import frozen, large_memory
 
@@ -446,7 +446,7 @@ class _Reader:
     ) -> dict[str, Blocks]:
         """Return the tensors; check that they lie inside the file and do not overlap."""
         unit = metadata.get("general.alignment", 32)
-        if not isinstance(unit, int) or unit < 1 or unit & (unit - 1) or unit > 2**16:
+        if not is_whole(unit) or unit < 1 or unit & (unit - 1) or unit > 2**16:
             self.fail(f"general.alignment is {unit!r:.40}")
         start = min(-(-self.at // unit) * unit, len(self.view))
         data, end, found = self.data[start:], 0, {}

@@ -14,12 +14,13 @@ from qkv.arrays import Array
 from qkv.models.files._gguf import Blocks, Gguf, GgufTensors
 from qkv.models.files.config import Config
 from qkv.models.files.names import Family, Names
-from qkv.models.files.read import ModelError, plain
+from qkv.models.files.read import ModelError, is_number, plain
 
 TABLES = tomllib.loads(Path(__file__).with_name("gguf.toml").read_text("utf-8"))
 # Keys that `gguf_config` reads without the table, or that repeat the sizes of tensors.
 _READ = re.compile(
-    r"vocab_size|rope\.(dimension_count|scal.*)|attention\.(value_length|causal)|pooling_type"
+    r"vocab_size|rope\.(dimension_count|scale_linear)|attention\.(value_length|causal)|pooling_type|"
+    r"rope\.scaling\.(type|factor|attn_factor|original_context_length|yarn_beta_(fast|slow)|finetuned)"
 )
 _FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 # Maps a config key to a part that has a bias if the key is true.
@@ -88,7 +89,7 @@ def gguf_config(file: Gguf, families: Mapping[str, Family]) -> dict[str, Any]:
         values["partial_rotary_factor"] = turned / size
     ids = special_ids(file)
     values |= {f"{name}_token_id": ids[name] for name in ("bos", "eos", "pad") if name in ids}
-    values |= _scaling(file, section)
+    values |= _scaling(file, section, turned // 2)
     renamed = {key: about.get("keys", {}).get(key, key) for key in values}
     values = {renamed[key]: value for key, value in values.items() if renamed[key]}
     return {"model_type": family.model_type, "architectures": [about["class"]], **values}
@@ -205,7 +206,7 @@ def _architecture(file: Gguf, families: Collection[str] | None = None) -> dict[s
             f"files; qkv supports {', '.join(known)}"
         )
     row = rows[name]
-    mixed = "experts" in row and bool(file.metadata.get(f"{name}.expert_count"))
+    mixed = "experts" in row and section_of(file, f"{name}.").whole("expert_count", 0) > 0
     return dict(rows[row["experts"]] if mixed else row)
 
 
@@ -214,10 +215,10 @@ def _section(file: Gguf) -> Config:
     return section_of(file, f"{file.metadata['general.architecture']}.")
 
 
-def section_of(file: Gguf, start: str, **more: Any) -> Config:
-    """Return the metadata under the prefix `start`, with this prefix removed and `more` added."""
+def section_of(file: Gguf, start: str) -> Config:
+    """Return the metadata under the prefix `start`, with this prefix removed."""
     section = {k.removeprefix(start): v for k, v in file.metadata.items() if k.startswith(start)}
-    return Config({**section, **more}, f"{file.path}: {start[:-1]}")
+    return Config(section, f"{file.path}: {start[:-1]}")
 
 
 def _rows(file: Gguf, name: str) -> int:
@@ -227,33 +228,35 @@ def _rows(file: Gguf, name: str) -> int:
     return file.tensors[name].shape[0]
 
 
-def _scaling(file: Gguf, section: Config) -> dict[str, Any]:
-    """Return the keys of a config.json about scaled rotary positions."""
-    kind = section.value("rope.scaling.type", "none")
+def _scaling(file: Gguf, section: Config, pairs: int) -> dict[str, Any]:
+    """Return the keys of a config.json about scaled rotary positions, as llama.cpp reads them.
+
+    Factors of tensors, one for each of a head's `pairs`, become a "longrope", and so does a factor
+    of the scores without "yarn".
+    """
+    kinds = {kind: kind for kind in ("linear", "none", "yarn", "longrope")}
+    kind = section.choice("rope.scaling.type", kinds, "linear")
+    key = section.spelling("rope.scaling.factor", "rope.scale_linear")
+    value = section.value(key, 0)
+    scaled = kind != "none" and not (is_number(value) and value == 0)
+    factor = section.positive(key) if scaled else 1.0
+    scale = section.positive_or_none("rope.scaling.attn_factor") or 1.0
     limit = section.size_or_none("rope.scaling.original_context_length")
-    scale = section.positive_or_none("rope.scaling.attn_factor")
     keys: dict[str, Any] = {"original_max_position_embeddings": limit} if limit else {}
     factors = [_numbers(file, name) for name in _FACTORS if name in file.tensors]
-    if factors:
-        table = {"short_factor": factors[0], "long_factor": factors[-1], **keys}
-        scale = scale if scale else 1.0 if len(factors) == 1 else None
-        table |= {"rope_type": "longrope"} | ({"attention_factor": scale} if scale else {})
-        return keys | {"rope_scaling": table}
-    factor = section.positive_or_none("rope.scaling.factor")
-    if kind == "none" or factor is None:
-        return {}
-    if kind not in ("linear", "yarn"):
-        raise ModelError(
-            f"{section.source}.rope.scaling.type is {kind!r:.80}, which qkv does not support; "
-            "qkv supports none, linear, yarn and longrope"
-        )
-    table = {"rope_type": kind, "factor": factor}
-    if kind == "yarn":
-        table |= {**keys, "attention_factor": (scale or 1.0) * max(1.0, 0.1 * math.log(factor) + 1)}
+    if kind == "yarn" and factor != 1:
+        section.need(not factors, "rope.scaling.type", kind, f"another type beside {_FACTORS[0]}")
+        scale *= max(1.0, 0.1 * math.log(factor) + 1)
+        table = {"rope_type": kind, "factor": factor, "attention_factor": scale, **keys}
         for name in ("beta_fast", "beta_slow"):
             beta = section.positive_or_none(f"rope.scaling.yarn_{name}")
             table |= {} if beta is None else {name: beta}
-    return {"rope_scaling": table}
+        return {"rope_scaling": table}
+    if factors or scale != 1:
+        both = [[one * factor for one in part] for part in factors or [[1.0] * pairs]]
+        table = {"rope_type": "longrope", "short_factor": both[0], "long_factor": both[-1]}
+        return keys | {"rope_scaling": {**table, "attention_factor": scale, **keys}}
+    return {"rope_scaling": {"rope_type": "linear", "factor": factor}} if factor != 1 else {}
 
 
 def _numbers(file: Gguf, name: str) -> list[float]:

@@ -1,7 +1,8 @@
-"""Turn the vocabulary in a GGUF file's metadata into a tokenizer.json, as transformers does."""
+"""Turn the vocabulary in a GGUF file's metadata into a tokenizer.json that does as llama.cpp."""
 
 import base64
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
@@ -16,7 +17,8 @@ from qkv.models.files.read import CONFIG, MODULES
 from qkv.models.files.sentence import TOKENIZER_CONFIG, Sentence
 from qkv.text.tokenized import to_bytes
 
-_CONTROL, _ADDED = 3, 4  # values of token_type: a special token, and a token that a user added
+# Values of token_type: the unknown token, a special token, a token that a user added, the largest.
+_UNKNOWN, _CONTROL, _ADDED, _LAST_TYPE = 2, 3, 4, 6
 _LONGEST = 1000  # The maximum number of characters of a token.
 _BLANK = "▁"
 _START, _TEMPLATE = "tokenizer.ggml.", "tokenizer.chat_template"
@@ -27,22 +29,23 @@ Parts = dict[str, Any]  # Parts of a tokenizer.json.
 def gguf_tokenizer(file: Gguf) -> Parts | None:
     """Return the contents of a tokenizer.json; None if the file does not hold a tokenizer.
 
-    Unlike transformers, this function obeys `add_space_prefix` and `precompiled_charsmap`, and
-    keeps special tokens with letters outside the byte alphabet.
-
     Raises:
         ModelError: qkv does not support the kind of tokenizer, or a value is invalid.
     """
-    section = _section(file)
+    section = section_of(file, _START)
     kind = section.value("model", "none")
     if kind in ("none", "no_vocab"):
         return None
     reader = section.choice("model", _KINDS)
     tokens, ids = _tokens(section), special_ids(file)
     types = _numbers(section, "token_type", "iu", len(tokens))
+    odd = types[(types < 0) | (types > _LAST_TYPE)]
+    section.need(not odd.size, "token_type", odd.tolist(), f"from 0 to {_LAST_TYPE}")
+    twice = [token for token, times in Counter(tokens).items() if times > 1]
+    section.need(not twice, "tokens", twice, "a list of different strings")
     for name, index in ids.items():
         section.need(index < len(tokens), f"{name}_token_id", index, f"less than {len(tokens)}")
-    special = {*ids.values(), *np.flatnonzero(types == _CONTROL).tolist()}
+    special = {*ids.values(), *np.flatnonzero(np.isin(types, (_UNKNOWN, _CONTROL))).tolist()}
     added = special.union(np.flatnonzero(types == _ADDED).tolist())
     parts = reader(section, tokens, added)
     vocabulary = parts["model"]["vocab"]
@@ -59,7 +62,7 @@ def gguf_sentence(file: Gguf) -> Sentence:
 
     The tokenizer_config.json holds the special tokens and the chat templates.
     """
-    section, ids = _section(file), special_ids(file)
+    section, ids = section_of(file, _START), special_ids(file)
     tokens, is_bert = _tokens(section), section.value("model", "") == "bert"
     config: Parts = {"tokenizer_class": "BertTokenizer" if is_bert else "PreTrainedTokenizerFast"}
     named = {f"{name}_token": index for name, index in ids.items() if index < len(tokens)}
@@ -87,17 +90,12 @@ def gguf_sentence(file: Gguf) -> Sentence:
     return Sentence(modes=(mode or "mean",), has_pooling=mode is not None, files=files)
 
 
-def _section(file: Gguf) -> Config:
-    """Return the tokenizer's metadata; remove the prefix of the keys."""
-    return section_of(file, _START, architecture=file.metadata["general.architecture"])
-
-
 def _tokens(section: Config, key: str = "tokens") -> list[str]:
     """Return a list of strings."""
     value = section.value(key, [])
     fine = isinstance(value, list) and max(map(len, value), default=0) <= _LONGEST
     section.need(fine, key, value, f"a list of strings of at most {_LONGEST} characters")
-    return list(value)
+    return [token or f"[EMPTY_{index}]" for index, token in enumerate(value)]
 
 
 def _numbers(section: Config, key: str, kinds: str, count: int) -> Any:
@@ -111,16 +109,13 @@ def _numbers(section: Config, key: str, kinds: str, count: int) -> Any:
 def _scores(section: Config, tokens: Sequence[str]) -> list[float]:
     """Return the score of each token."""
     scores: list[float] = _numbers(section, "scores", "f", len(tokens)).tolist()
-    section.need(len(scores) == len(tokens), "scores", scores, f"a list of {len(tokens)} numbers")
+    fine = len(scores) == len(tokens) and np.isfinite(scores).all()
+    section.need(bool(fine), "scores", scores, f"a list of {len(tokens)} numbers")
     return scores
 
 
 def _byte_level(section: Config, tokens: Sequence[str], added: set[int]) -> Parts:
-    """Return the parts of a byte-level BPE, such as GPT-2's.
-
-    SmolLM's own tokenizer, and llama.cpp for a file with the rule "smollm", cut numbers into single
-    digits. Like transformers, this function ignores that rule and splits texts as GPT-2 does.
-    """
+    """Return the parts of a byte-level BPE, such as GPT-2's."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     letters = set(ByteLevel.alphabet())
@@ -128,80 +123,83 @@ def _byte_level(section: Config, tokens: Sequence[str], added: set[int]) -> Part
         token if index in added or letters.issuperset(token) else to_bytes(token): index
         for index, token in enumerate(tokens)
     }
-    first, last = _ends(section)
     ways = {name: way for way, names in TABLES["pre"].items() for name in names}
-    split = TABLES["split"].get(section.choice("pre", ways, "default"))
+    patterns = TABLES["split"][section.choice("pre", ways, "default")]
+    whole, begins = (
+        section.value("pre", "") in TABLES["flags"][flag] for flag in ("ignore_merges", "add_bos")
+    )
+    first, last = _ends(section, len(tokens), (11, 11), bos=begins)
+    rule = {"type": "Split", "behavior": "Isolated", "invert": False}
+    steps = [{**rule, "pattern": {"Regex": pattern}} for pattern in patterns]
     step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    steps: list[Parts] = [{**step, "use_regex": split is None}]
-    if split is not None:
-        rule = {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated"}
-        steps.insert(0, {**rule, "invert": False})
+    model = {"type": "BPE", "ignore_merges": whole, "vocab": spelled, "merges": _pairs(section)}
     return {
         "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [*steps, {**step, "use_regex": False}],
+        },
         "post_processor": _frame(tokens, first, last, first),
         "decoder": {**step, "use_regex": True},
-        "model": {"type": "BPE", "vocab": spelled, "merges": _pairs(section)},
+        "model": model,
     }
 
 
 def _sentence_piece(section: Config, tokens: Sequence[str], added: set[int]) -> Parts:
     """Return the parts of a SentencePiece BPE, as in Llama, Phi-3 or Gemma."""
-    way = str(section.values.get("architecture")).rstrip("23")
-    if way == "gemma":  # Gemma's merges are in the order of the tokens, not of the scores.
-        tokens = [_BLANK * len(t) if not t.strip(" ") else t for t in tokens]
-        merges = _pairs_of(tokens, range(0, -len(tokens), -1))
-    elif "merges" in section.values:
-        merges = _pairs(section)
-    else:
-        merges = _pairs_of(tokens, _scores(section, tokens))
-    replaced = {"type": "Replace", "pattern": {"String": " "}, "content": _BLANK}
-    before = section.flag("add_space_prefix", True) and way != "gemma"
-    back = {"type": "Replace", "pattern": {"String": _BLANK}, "content": " "}
-    decoders: list[Parts] = [back, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    before = section.flag("add_space_prefix", True)
+    decoders: list[Parts] = [_replace(_BLANK, " "), {"type": "ByteFallback"}, {"type": "Fuse"}]
     decoders += [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] * before
-    parts: Parts = {"normalizer": None, "pre_tokenizer": None}
-    if way == "gemma":
-        rule = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious"}
-        parts = {"normalizer": replaced, "pre_tokenizer": {**rule, "invert": False}}
-    elif way == "phi" and before:
-        steps = [{"type": "Prepend", "prepend": _BLANK}, replaced]
-        parts["normalizer"] = {"type": "Sequence", "normalizers": steps}
-    else:
-        scheme = "first" if before else "never"
-        rule = {"type": "Metaspace", "replacement": _BLANK, "prepend_scheme": scheme}
-        parts["pre_tokenizer"] = {**rule, "split": False}
-    unknown = "<unk>" if way == "gemma" else None
-    model = {"type": "BPE", "fuse_unk": True, "byte_fallback": True, "unk_token": unknown}
-    model |= {"vocab": {token: index for index, token in enumerate(tokens)}, "merges": merges}
-    first, last = _ends(section, bos=True)
-    parts["post_processor"] = _frame(tokens, first, last, first)
-    return {**parts, "decoder": {"type": "Sequence", "decoders": decoders}, "model": model}
+    model = {"type": "BPE", "fuse_unk": True, "byte_fallback": True, "unk_token": None}
+    model["vocab"] = {token: index for index, token in enumerate(tokens)}
+    model["merges"] = _pairs_of(tokens, _scores(section, tokens))
+    first, last = _ends(section, len(tokens), (1, 2), bos=True)
+    return {
+        "normalizer": _normalizer(before=before),
+        "pre_tokenizer": None,
+        "post_processor": _frame(tokens, first, last, first),
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": model,
+    }
 
 
 def _unigram(section: Config, tokens: Sequence[str], added: set[int]) -> Parts:
     """Return the parts of a SentencePiece Unigram model, as for T5 and XLM-R."""
-    first, last = _ends(section, eos=True)
     table = _numbers(
         section, "precompiled_charsmap", "iu", len(section.value("precompiled_charsmap", ()))
     )
     coded = base64.b64encode(table.astype(np.uint8).tobytes()).decode()
+    steps: list[Parts] = [{"type": "Precompiled", "precompiled_charsmap": coded}] if coded else []
+    merged = section.flag("remove_extra_whitespaces", False)
+    if merged:
+        steps += [_replace(r"\A +| +\z", "", "Regex"), _replace(" {2,}", " ", "Regex")]
+    before = section.flag("add_space_prefix", False) or merged
+    first, last = _ends(section, len(tokens), (None, 1), eos=True)
     mark = {"type": "Metaspace", "replacement": _BLANK, "prepend_scheme": "always", "split": True}
+    scores = _scores(section, tokens)
     return {
-        "normalizer": {"type": "Precompiled", "precompiled_charsmap": coded} if coded else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, mark]},
+        "normalizer": _normalizer(*steps, before=before),
+        "pre_tokenizer": None,
         "post_processor": _frame(tokens, first, last, first),
         "decoder": mark,
         "model": {
             "type": "Unigram",
             "unk_id": section.whole("unknown_token_id", 2),
-            "vocab": [
-                [token, score]
-                for token, score in zip(tokens, _scores(section, tokens), strict=True)
-            ],
+            "vocab": [list(pair) for pair in zip(tokens, scores, strict=True)],
             "byte_fallback": False,
         },
     }
+
+
+def _normalizer(*steps: Parts, before: bool) -> Parts:
+    """Return SentencePiece's normalizer: `steps`, a blank `before` the text, and visible blanks."""
+    start = [{"type": "Prepend", "prepend": " "}] * before
+    return {"type": "Sequence", "normalizers": [*steps, *start, _replace(" ", _BLANK)]}
+
+
+def _replace(old: str, new: str, kind: str = "String") -> Parts:
+    """Return the step that replaces each match of `old`."""
+    return {"type": "Replace", "pattern": {kind: old}, "content": new}
 
 
 def _word_piece(section: Config, tokens: Sequence[str], added: set[int]) -> Parts:
@@ -217,12 +215,15 @@ def _word_piece(section: Config, tokens: Sequence[str], added: set[int]) -> Part
         word = token.removeprefix(_BLANK) if token.startswith(_BLANK) else f"##{token}"
         spelled[token if named or index in added else word] = index
     lower = not any(token != token.lower() for token in spelled if not token.startswith("["))
+    lower = section.flag("normalizer.lowercase", lower)
+    accents = section.flag("normalizer.strip_accents", lower)
     normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
-    first, last = spelled.get("[CLS]"), spelled.get("[SEP]")
+    first = section.value("cls_token_id", section.value("bos_token_id", spelled.get("[CLS]")))
+    last = section.value("seperator_token_id", spelled.get("[SEP]"))
     section.need(first is not None and last is not None, "tokens", tokens, "with [CLS] and [SEP]")
     model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"}
     return {
-        "normalizer": {**normalizer, "strip_accents": None, "lowercase": lower},
+        "normalizer": {**normalizer, "strip_accents": accents, "lowercase": lower},
         "pre_tokenizer": {"type": "BertPreTokenizer"},
         "post_processor": _frame(tokens, first, last, None),
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
@@ -260,14 +261,21 @@ def _pairs_of(tokens: Sequence[str], scores: Sequence[float]) -> list[list[str]]
 
 
 def _ends(
-    section: Config, *, bos: bool = False, eos: bool = False
+    section: Config,
+    count: int,
+    usual: tuple[int | None, int | None],
+    *,
+    bos: bool = False,
+    eos: bool = False,
 ) -> tuple[int | None, int | None]:
-    """Return the ids of the tokens around each text; `bos` and `eos` are llama.cpp's defaults."""
-    wanted = {"bos": section.flag("add_bos_token", bos), "eos": section.flag("add_eos_token", eos)}
-    first, last = (
-        section.values.get(f"{name}_token_id") if wanted[name] else None for name in wanted
-    )
-    return first, last
+    """Return the ids of the tokens around each text; `usual`, `bos` and `eos` are defaults."""
+    found: list[int | None] = []
+    for name, wanted, default in zip(("bos", "eos"), (bos, eos), usual, strict=True):
+        key = f"{name}_token_id"
+        index = section.whole(key) if key in section.values else default
+        is_there = index is not None and index < count
+        found.append(index if section.flag(f"add_{name}_token", wanted) and is_there else None)
+    return found[0], found[1]
 
 
 def _frame(tokens: Sequence[str], first: int | None, last: int | None, again: int | None) -> Parts:
