@@ -4,12 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, LlamaConfig, LlamaForCausalLM
+from transformers import CONFIG_MAPPING, LlamaConfig, LlamaForCausalLM, Phi3ForCausalLM
 
 import qkv
 from qkv.models.families import FAMILIES
+from qkv.models.tasks.generate import Prompt, TextCaches
+from qkv.text import Tokenized
 
 from .families import FAMILIES as COMPARED
 from .models import Pair, compare, compare_layers, double, made
@@ -108,6 +111,30 @@ def test_keys_in_a_cache_stay_as_they_were_turned(tmp_path: Path, name: str) -> 
     assert [one.ids for one in ours] == theirs[:, 11:].tolist()
     whole = pair.ours([prompts[1] + ours[1].ids]).logits
     assert whole[0, 10:-1].argmax(-1).tolist() != ours[1].ids
+
+
+@pytest.mark.parametrize("length", [12, 16, 17])
+def test_phi3_computes_its_caches_again_past_the_limit(tmp_path: Path, length: int) -> None:
+    """Prompts below, at and past the limit of 16 tokens, one or two at once, also in a chat."""
+    config = COMPARED["phi3"].config_of("long")
+    pair = made(tmp_path, Phi3ForCausalLM, config, torch.float64)
+    rng = np.random.default_rng(length)
+    prompts = rng.integers(3, 90, (2, length)).tolist()
+    with torch.inference_mode(), double(True):
+        theirs = pair.theirs.generate(torch.tensor(prompts), max_new_tokens=12, do_sample=False)
+    assert [one.ids for one in pair.ours.generate(prompts, max_new_tokens=12)] == theirs[
+        :, length:
+    ].tolist()
+    past, known = TextCaches(), theirs[0].tolist()
+    for count in (length - 3, length, length + 4, length - 2):
+        ids = np.array(known[:count])
+        tokens = Tokenized(ids, [*map(str, ids)], [(0, 0)] * count, [False] * count)
+        prompt = Prompt(tokens, past)
+        with torch.inference_mode(), double(True):
+            want = pair.theirs.generate(
+                torch.tensor([known[:count]]), max_new_tokens=5, do_sample=False
+            )
+        assert pair.ours.generate(prompt, max_new_tokens=5).ids == want[0, count:].tolist(), count
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])

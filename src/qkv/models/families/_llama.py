@@ -10,6 +10,7 @@ from qkv.models.families._shared import read_families, stack
 from qkv.models.files.config import FULL, SLIDING, Config
 from qkv.models.files.names import QKV, PartNames, fused
 from qkv.models.files.read import ModelError, is_whole
+from qkv.models.network import LongRope
 from qkv.models.network.design import Attention, Design, GatedMixture, Mixture
 from qkv.models.network.head import Head
 
@@ -292,8 +293,10 @@ def phi3(config: Config) -> Design:
     config.only("attention_bias", False, None)
     plain = attention(config, rotary=None)
     defaults = RotaryDefaults(partial=1.0, spellings=_PHI3_KINDS)
-    layer = replace(plain, rotary=read_rotary(config, plain.head_size, defaults))
-    return decoder(config, layer.within(window(config)))
+    rotary = read_rotary(config, plain.head_size, defaults)
+    if isinstance(rotary.scaling, LongRope):
+        rotary = replace(rotary, scaling=replace(rotary.scaling, renews=True))
+    return decoder(config, replace(plain, rotary=rotary).within(window(config)))
 
 
 def _phi3_names(names: PartNames, config: Config) -> PartNames:

@@ -105,7 +105,8 @@ class LongRope:
     A text is long if it has more tokens than the original context length `limit`. Each text
     of a batch gets the factors for its own length. `model(ids)` and `generate` are exceptions: all
     texts get the factors for the length of the longest text. Cached keys keep the rotation of the
-    call that computed them.
+    call that computed them, unless `renews` is True: then `generate` computes the caches again at
+    the first token past `limit`, as transformers does for Phi-3. With edits, it does not.
 
     Source:
         Ding et al. 2024, "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens",
@@ -116,6 +117,7 @@ class LongRope:
     long: tuple[float, ...]
     limit: int
     scale: float
+    renews: bool = False
 
     def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
         """Return each pair's rotation speed, and a factor for queries and keys."""

@@ -16,7 +16,7 @@ from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.layers.stepping import NewTokens
 from qkv.models._model_base import ModelBase
 from qkv.models._other_libraries import GENERATING, advising
-from qkv.models.network import EncodedTexts, EncoderDecoder
+from qkv.models.network import EncodedTexts, EncoderDecoder, LongRope
 from qkv.models.network.batch import Batch, PackedIds
 from qkv.models.network.transformer import Transformer
 from qkv.models.run.edited_run import CANNOT, EditedRun
@@ -422,7 +422,7 @@ class TextCaches:
     ids: list[int] = field(default_factory=list)
 
     def resume(
-        self, network: Transformer, empty: list[KVCache], ids: Array
+        self, network: Transformer, empty: list[KVCache], ids: Array, limit: int
     ) -> tuple[list[KVCache], Array]:
         """Shorten the caches to the tokens that they share with the beginning of a new text.
 
@@ -432,6 +432,7 @@ class TextCaches:
             network: the network that runs.
             empty: an empty cache for each layer.
             ids: (1, n), the tokens of the new text.
+            limit: caches of at most `limit` tokens do not fit a longer text, and the reverse.
 
         Returns:
             The caches, and the tokens that are not in the caches, (1, m) with m > 0.
@@ -439,7 +440,9 @@ class TextCaches:
         new = ids[0].tolist()
         pairs = enumerate(zip(self.ids, new[:-1], strict=False))
         same = next((at for at, (a, b) in pairs if a != b), min(len(self.ids), len(new) - 1))
-        fits = network is self.network and same > 0
+        fits = (
+            network is self.network and same > 0 and (len(self.ids) > limit) == (len(new) > limit)
+        )
         if not fits or not all([shorten(cache, len(self.ids), same) for cache in self.caches]):
             self.network, self.caches, same = network, empty, 0
         self.ids = new[:same]
@@ -493,8 +496,9 @@ def steps(
     batch = Batch([row.prompt_tokens for row in rows], step=0)
     new = [row.ids for row in rows]
     caches, ids, lengths = first_step(network, batch, edited, new, model.cache_dtype)
+    limit = sys.maxsize if edited.user_edits else _renewal(model)
     if past is not None:
-        caches, ids = past.resume(network, caches, ids)
+        caches, ids = past.resume(network, caches, ids, limit)
         lengths = np.array([ids.shape[1]])
     seen = np.zeros(len(rows), np.int64)
     step, joined, active = 0, None, list(range(len(rows)))
@@ -540,6 +544,16 @@ def steps(
                 keep_rows(cache, kept)
             ids, lengths, seen = ids[kept], lengths[kept], seen[kept]
             active = [active[at] for at in kept]
+        going = [rows[number] for number in np.array(active)[lengths > 0]]
+        if max((len(row.prompt_tokens) + len(row.ids) for row in going), default=0) == limit + 1:
+            batch, new = Batch([row.prompt_tokens for row in going]), [row.ids for row in going]
+            caches, ids, lengths = first_step(network, batch, edited, new, model.cache_dtype)
+            active = [number for number in active if rows[number].finish_reason is None]
+            seen, joined = np.zeros(len(active), np.int64), None
+            if past is not None:
+                past.caches, past.ids = caches, []
+            yield pieces
+            continue
         if together is None or not lengths.any():
             yield pieces
             continue
@@ -549,6 +563,15 @@ def steps(
         except GeneratorExit:
             together.drop(joined)
             raise
+
+
+def _renewal(model: ModelBase) -> int:
+    """Return the number of tokens after which caches are computed again: see `LongRope.renews`."""
+    layers = getattr(model.design, "layers", ())
+    scaling = layers[0].rotary and layers[0].rotary.scaling if layers else None
+    if isinstance(scaling, LongRope) and scaling.renews:
+        return scaling.limit
+    return sys.maxsize
 
 
 def first_step(
