@@ -45,3 +45,35 @@ def test_weights_sum_to_one(options: dict[str, Any], length: int, size: float) -
     if options.get("attn_mask") is ONE_KEY:
         np.testing.assert_allclose(weights[..., 2], 1, atol=2e-6)
         np.testing.assert_allclose(out, value[:, 2:3].repeat(length, 1), rtol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    "case", ["cancelling products", "a bias of 1,000", "a mask of 1,000", "slopes"]
+)
+def test_the_stated_bound(case: str, dtype: Any) -> None:
+    """README's bound of outputs and weights, in which products count with their sizes."""
+    query, key, value = (numbers((2, 40, 8), seed, np.float64) for seed in (1, 2, 3))
+    if case == "cancelling products":  # of about 9e6, with differences of a few units
+        query[..., 1::2], key[..., 1::2] = -query[..., ::2], key[..., ::2] + 1e-3 * key[..., 1::2]
+        query *= 3000
+    large = numbers((2, 40, 40), 4, np.float64) * 1000
+    options: dict[str, Any] = {
+        "a bias of 1,000": {"bias": large.astype(dtype)},
+        "a mask of 1,000": {"attn_mask": large.astype(dtype)},
+        "slopes": {"alibi_slopes": np.array([30.0, 50.0], dtype), "q_offset": 0},
+    }.get(case, {})
+    given = [x.astype(dtype) for x in (query, key, value)]
+    wide = [x.astype(np.longdouble) for x in given]
+    size = np.einsum("hld,hsd->hls", *map(abs, wide[:2])) / np.sqrt(np.longdouble(8))
+    scores = np.einsum("hld,hsd->hls", *wide[:2]) / np.sqrt(np.longdouble(8))
+    distance = abs(np.arange(40)[:, None] - np.arange(40))
+    slopes = options.get("alibi_slopes", np.zeros(2, dtype)).astype(np.longdouble)
+    more = options.get("bias", options.get("attn_mask", 0)) - slopes[:, None, None] * distance
+    weights = np.exp(scores + more - (scores + more).max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    least, step = (2e-6, 2.0**-23) if dtype == np.float32 else (1e-13, 2.0**-52)
+    allowed = least + step * float((size + abs(more)).max())
+    out, found = qkv.attention(*given, return_weights=True, **options)
+    assert abs(found - weights).max() <= allowed
+    assert abs(out - weights @ wide[2]).max() <= allowed * abs(value).max()
