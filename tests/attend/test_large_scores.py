@@ -77,3 +77,18 @@ def test_the_stated_bound(case: str, dtype: Any) -> None:
     out, found = qkv.attention(*given, return_weights=True, **options)
     assert abs(found - weights).max() <= allowed
     assert abs(out - weights @ wide[2]).max() <= allowed * abs(value).max()
+
+
+@pytest.mark.parametrize("L", [1, 2, 5, 8, 17])
+@pytest.mark.parametrize("options", [{}, {"softcap": 2000.0}], ids=str)
+def test_the_stated_bound_of_recomputed_weights(L: int, options: dict[str, Any]) -> None:
+    """The gradient of value for an output of ones is the sum of each key's weights."""
+    for seed, (S, d) in enumerate([(3, 8), (20, 64), (300, 100)]):
+        query, key = 20 * numbers((L, d), seed), 20 * numbers((S, d), seed + 9)
+        wide = [x.astype(np.float64) for x in (query, key, np.ones((S, 1)))]
+        weights = qkv.attention(*wide, return_weights=True, **options)[1]
+        allowed = 4 * (2e-6 + 2.0**-23 * (abs(wide[0]) @ abs(wide[1].T)).max() / d**0.5)
+        grad_out = np.eye(L, dtype=np.float32)  # the gradients of value are P itself
+        value = np.ones((S, L), np.float32)
+        found = qkv.attention_grad(query, key, value, grad_out, **options).value
+        assert abs(found.T - weights).max() <= allowed

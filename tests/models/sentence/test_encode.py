@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 import qkv
 from qkv.models import ModelError, load
+from qkv.models.network.pooling import _ACTIVATIONS
 from qkv.models.sentence.encode import Encoder
 from qkv.text import Tokenizer
 
@@ -239,6 +240,13 @@ def test_a_dense_layer(folder, name):
     close(found, expected)
     close(model.encode(TEXTS), expected / np.linalg.norm(expected, axis=1, keepdims=True))
     assert model.encode(()).shape == (0, 5)
+
+
+@pytest.mark.parametrize("name", _ACTIVATIONS)
+def test_activations_of_large_numbers(name):
+    """Neither infinite nor with a warning, which is an error in these tests."""
+    with np.errstate(all="raise", under="ignore"):
+        assert np.isfinite(_ACTIVATIONS[name](np.float32([-3e38, -100, 100, 3e38]))).all()
 
 
 def test_two_dense_layers_and_what_is_saved(folder, tmp_path):

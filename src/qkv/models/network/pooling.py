@@ -61,13 +61,13 @@ def _softplus(x: Array) -> Array:
 # keys are the names of torch's classes in lower case.
 _ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "tanh": np.tanh,
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "sigmoid": lambda x: np.exp(-_softplus(-x)),
     "logsigmoid": lambda x: -_softplus(-x),
     "leakyrelu": lambda x: np.where(x > 0, x, x * x.dtype.type(0.01)),
     "relu6": lambda x: np.clip(x, 0, 6),
     "hardtanh": lambda x: np.clip(x, -1, 1),
     "hardsigmoid": lambda x: np.clip(x + 3, 0, 6) / 6,
-    "hardswish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
+    "hardswish": lambda x: x * (np.clip(x + 3, 0, 6) / 6),
     "elu": _exponential,
     "celu": _exponential,
     "selu": lambda x: x.dtype.type(_SELU[1]) * _exponential(x, _SELU[0]),

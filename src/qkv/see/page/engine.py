@@ -1,6 +1,5 @@
 """A model inside a page: the data for the script that runs the model."""
 
-import hashlib
 import re
 import tomllib
 import warnings
@@ -287,8 +286,8 @@ def engine_part(
         payloads: the models.
         beside: if given, the page does not contain the bytes of models in blocks. The function
             stores them in this mapping, keyed by the names of their files beside the page. Each
-            name contains a hash, so that a browser never reads an older file from its cache. The
-            page needs the policy `WITH_FILES`.
+            name contains the CRC-32 of the file: a browser never reads an older file from its cache,
+            and the page compares the bytes that arrive. It needs the policy `WITH_FILES`.
     """
     compute = f"function compute() {{\n{bundle('worker.js')}}}"
     call = 'page.openApi(compute, document.querySelectorAll("script[data-side]"));'
@@ -306,7 +305,7 @@ def engine_part(
                 ]
             else:
                 name = re.sub(r"[^A-Za-z0-9-]+", "-", payload["name"])
-                file = f"{name}-{hashlib.sha256(packed).hexdigest()[:8]}.bin"
+                file = f"{name}-{zlib.crc32(packed):08x}.bin"
                 mark, beside[file] = f' data-weights="{file}"', packed
         models.append(
             f'<script type="application/json" data-side="{side}"{mark}>{script_json(kept)}'

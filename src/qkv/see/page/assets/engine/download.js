@@ -12,8 +12,14 @@
  * @property {() => void} onchange  is called at every change
  */
 
+/** The remainders of CRC-32 (the polynomial of zlib) for each byte. */
+const REMAINDERS = Uint32Array.from({ length: 256 }, (_, byte) => {
+  for (let bit = 0; bit < 8; bit++) byte = byte & 1 ? (byte >>> 1) ^ 0xedb88320 : byte >>> 1;
+  return byte;
+});
+
 /**
- * @param {string} address  the file
+ * @param {string} address  the file; its name ends with the CRC-32 of its bytes, for example "big-0123abcd.bin"
  * @param {number} size
  * @param {() => {model: Promise<any>, send: (piece: Uint8Array | null) => void}} open  returns the model's worker
  */
@@ -22,6 +28,7 @@ export function downloadOf(address, size, open) {
   const self = { size, received: 0, stage: "idle", why: "", start, stop: () => going?.abort(), onchange() {} };
   /** @type {AbortController | null} */
   let going = null;
+  let check = ~0; // the CRC-32 of the bytes that have arrived
 
   /** @param {Download["stage"]} stage @param {string} why */
   function become(stage, why = "") {
@@ -47,10 +54,13 @@ export function downloadOf(address, size, open) {
         const fresh = value.subarray(known);
         known -= value.length - fresh.length;
         self.received += fresh.length;
+        for (const byte of fresh) check = (check >>> 8) ^ REMAINDERS[(check ^ byte) & 255];
         if (fresh.length) send(fresh);
         self.onchange();
       }
       if (self.received < size) throw new Error("the file is incomplete");
+      if (!address.endsWith(`-${(~check >>> 0).toString(16).padStart(8, "0")}.bin`))
+        throw new Error("the file has other bytes than the model of this page");
       send(null);
       await model;
       become("done");
