@@ -36,6 +36,7 @@ CLAIMS = (
     "overhead",
     "numpy_path",
     "encode",
+    "one_text",
     "cold",
     "bert",
     "llama",
