@@ -45,7 +45,8 @@ def gguf_tokenizer(file: Gguf) -> Parts | None:
     section.need(not twice, "tokens", twice, "a list of different strings")
     for name, index in ids.items():
         section.need(index < len(tokens), f"{name}_token_id", index, f"less than {len(tokens)}")
-    special = {*ids.values(), *np.flatnonzero(np.isin(types, (_UNKNOWN, _CONTROL))).tolist()}
+    special = {*np.flatnonzero(np.isin(types, (_UNKNOWN, _CONTROL))).tolist()}
+    special = special if types.size else {*ids.values()}
     added = special.union(np.flatnonzero(types == _ADDED).tolist())
     parts = reader(section, tokens, added)
     vocabulary = parts["model"]["vocab"]
