@@ -1,7 +1,11 @@
-"""Folders with small models."""
+"""Folders with small models, and small models that tests must not change."""
 
+import numpy as np
 import pytest
 
+from qkv.models import load
+
+from .small_models import CONFIGS, write_small
 from .support import Folder
 
 
@@ -15,3 +19,16 @@ def folder(tmp_path):
 def small(tmp_path_factory):
     """The path of a small BERT; tests must not change it."""
     return Folder(tmp_path_factory.mktemp("small") / "model").write()
+
+
+@pytest.fixture(scope="session")
+def double(small):
+    """The small BERT in float64."""
+    return load(small, dtype=np.float64)
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory):
+    """A small Llama in float64; its queries share key heads."""
+    folder = tmp_path_factory.mktemp("llama") / "llama"
+    return load(write_small(folder, CONFIGS["llama"]), dtype=np.float64)

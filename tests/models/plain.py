@@ -4,37 +4,10 @@ They read the config of the model that they are compared with. An option that th
 raises a KeyError.
 """
 
-import math
-
 import numpy as np
 
+from .formulas import ACTIVATIONS, attend, causal, layer_norm, rms_norm
 from .support import plain_bert
-
-TANH = math.sqrt(2 / math.pi)
-ACTIVATIONS = {
-    "relu": lambda x: np.maximum(x, 0),
-    "silu": lambda x: x / (1 + np.exp(-x)),
-    "gelu": lambda x: x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
-    "gelu_new": lambda x: 0.5 * x * (1 + np.tanh(TANH * (x + 0.044715 * x**3))),
-}
-
-
-def attend(q, k, v, scale):
-    """Return causal attention: each query in (heads, T, d) attends to keys up to its position."""
-    scores = q @ np.swapaxes(k, 1, 2) * scale
-    scores[:, np.triu(np.ones(scores.shape[1:], bool), 1)] = -np.inf
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True) @ v
-
-
-def heads_of(x, count):
-    """Reshape (T, count * d) to (count, T, d)."""
-    return x.reshape(len(x), count, -1).swapaxes(0, 1)
-
-
-def joined(x):
-    """Reshape (count, T, d) to (T, count * d)."""
-    return x.swapaxes(0, 1).reshape(x.shape[1], -1)
 
 
 def doubles(tensors, prefix):
@@ -62,9 +35,7 @@ def plain_gpt2(tensors, config, ids):
     eps, heads = config.get("layer_norm_epsilon", 1e-5), config.get("n_head", 12)
 
     def norm(x, name):
-        x = x - x.mean(-1, keepdims=True)
-        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + eps)
-        return x * p[f"{name}.weight"] + p[f"{name}.bias"]
+        return layer_norm(x, p[f"{name}.weight"], p[f"{name}.bias"], eps)
 
     x = p["wte.weight"][ids] + p["wpe.weight"][: len(ids)]
     for layer in range(config.get("n_layer", 12)):
@@ -72,11 +43,11 @@ def plain_gpt2(tensors, config, ids):
         def linear(x, name, here=f"h.{layer}."):
             return x @ p[f"{here}{name}.weight"] + p[f"{here}{name}.bias"]
 
-        parts = np.split(linear(norm(x, f"h.{layer}.ln_1"), "attn.c_attn"), 3, axis=1)
-        q, k, v = (heads_of(part, heads) for part in parts)
-        scale = q.shape[-1] ** -0.5 if config.get("scale_attn_weights", True) else 1
+        q, k, v = np.split(linear(norm(x, f"h.{layer}.ln_1"), "attn.c_attn"), 3, axis=1)
+        scale = (heads / q.shape[1]) ** 0.5 if config.get("scale_attn_weights", True) else 1
         scale /= layer + 1 if config.get("scale_attn_by_inverse_layer_idx", False) else 1
-        x = x + linear(joined(attend(q, k, v, scale)), "attn.c_proj")
+        out, _ = attend(q, k, v, heads, scale, visible=causal(len(ids)))
+        x = x + linear(out, "attn.c_proj")
         x = x + linear(act(linear(norm(x, f"h.{layer}.ln_2"), "mlp.c_fc")), "mlp.c_proj")
     return norm(x, "ln_f")
 
@@ -92,12 +63,13 @@ def plain_llama(tensors, config, ids):
     groups = config.get("num_key_value_heads") or heads
 
     def norm(x, name):
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * p[f"{name}.weight"]
+        return rms_norm(x, p[f"{name}.weight"], eps)
 
-    def turn(x):
-        half = x.shape[-1] // 2
-        angles = np.arange(x.shape[1])[:, None] * float(base) ** (-np.arange(half) / half)
-        a, b, cos, sin = x[..., :half], x[..., half:], np.cos(angles), np.sin(angles)
+    def turn(x, count):
+        a, b = np.split(x.reshape(len(ids), count, -1), 2, axis=-1)
+        speeds = float(base) ** (-np.arange(a.shape[-1]) / a.shape[-1])
+        angles = np.arange(len(ids))[:, None, None] * speeds
+        cos, sin = np.cos(angles), np.sin(angles)
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
     x = p["embed_tokens.weight"][ids]
@@ -107,11 +79,11 @@ def plain_llama(tensors, config, ids):
             return x @ p[f"{here}{name}.weight"].T + p.get(f"{here}{name}.bias", 0)
 
         y = norm(x, f"layers.{layer}.input_layernorm")
-        q = heads_of(linear(y, "self_attn.q_proj"), heads)
-        k, v = (heads_of(linear(y, f"self_attn.{name}_proj"), groups) for name in "kv")
-        k, v = (np.repeat(part, heads // groups, axis=0) for part in (turn(k), v))
-        out = attend(turn(q), k, v, q.shape[-1] ** -0.5)
-        x = x + linear(joined(out), "self_attn.o_proj")
+        q, k, v = (linear(y, f"self_attn.{name}_proj") for name in "qkv")
+        parts = turn(k, groups), v.reshape(len(ids), groups, -1)
+        k, v = (np.repeat(part, heads // groups, axis=1).reshape(len(ids), -1) for part in parts)
+        q = turn(q, heads).reshape(len(ids), -1)
+        x = x + linear(attend(q, k, v, heads, visible=causal(len(ids)))[0], "self_attn.o_proj")
         y = norm(x, f"layers.{layer}.post_attention_layernorm")
         gate = act(linear(y, "mlp.gate_proj"))
         x = x + linear(gate * linear(y, "mlp.up_proj"), "mlp.down_proj")

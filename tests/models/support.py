@@ -1,11 +1,15 @@
 """Small models of the BERT family on disk, and a plain float64 BERT to compare with."""
 
 import json
-import math
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
+
+from qkv.models import ModelError, load
+
+from .formulas import ACTIVATIONS, attend, layer_norm
 
 CONFIG = {
     "model_type": "bert",
@@ -97,19 +101,72 @@ class Folder:
         save_file(tensors, self.path / name, {"format": "pt"})
 
     def sentence(self, pooling, *, normalize=False, limit=None):
-        """Write the files of sentence-transformers."""
+        """Write the files of sentence-transformers; return the list in modules.json."""
         kinds = ["Transformer", "Pooling", *(["Normalize"] if normalize else [])]
         places = ["", "1_Pooling", "2_Normalize"]
-        self.json(
-            "modules.json",
-            [
-                {"idx": number, "path": place, "type": f"sentence_transformers.models.{kind}"}
-                for number, (kind, place) in enumerate(zip(kinds, places, strict=False))
-            ],
-        )
+        modules = [
+            {"idx": number, "path": place, "type": f"sentence_transformers.models.{kind}"}
+            for number, (kind, place) in enumerate(zip(kinds, places, strict=False))
+        ]
+        self.json("modules.json", modules)
         self.json("1_Pooling/config.json", pooling)
         if limit is not None:
             self.json("sentence_bert_config.json", {"max_seq_length": limit})
+        return modules
+
+    def shards(self, *names):
+        """Write the model with its weights in these files; return the file of each tensor."""
+        self.write()
+        (self.path / "model.safetensors").unlink()
+        where, tensors = {}, list(self.tensors)
+        for number, file in enumerate(names):
+            part = tensors[number :: len(names)]
+            self.weights(file, {name: self.tensors[name] for name in part})
+            where |= dict.fromkeys(part, file)
+        self.json("model.safetensors.index.json", {"metadata": {}, "weight_map": where})
+        return where
+
+
+def close(found, expected, bound=1e-12):
+    """Assert that two arrays are equal, up to `bound` of the largest number."""
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= bound * max(1, np.abs(expected).max())
+
+
+def padded(rows, side="right", width=None, fill=0):
+    """Return the ids (B, width) and the mask of texts that are padded on one side."""
+    width = max(map(len, rows)) if width is None else width
+    ids, mask = np.full((len(rows), width), fill), np.zeros((len(rows), width), int)
+    for number, row in enumerate(rows):
+        at = slice(len(row)) if side == "right" else slice(width - len(row), width)
+        ids[number, at], mask[number, at] = row, 1
+    return ids, mask
+
+
+def seen_in(call, *args, names, **options):
+    """Return the activations of a call by their full names, as edit functions receive them."""
+    seen = {}
+
+    def look(x, at):
+        seen[at.name] = x
+        return x
+
+    call(*args, edit=dict.fromkeys(names, look), **options)
+    return seen
+
+
+def refused(path, *parts):
+    """Assert that loading fails with one line that names the folder and contains these parts."""
+    with pytest.raises(ModelError) as caught:
+        load(path)
+    message = str(caught.value)
+    assert message.isprintable(), message
+    assert len(message) <= 2000
+    assert message.startswith("load: ")
+    assert not message.startswith("load: load")
+    for part in (path.name, *parts):
+        assert part in message, message
+    return message
 
 
 MASK_HEAD = "cls.predictions.transform"
@@ -142,15 +199,6 @@ def mask_bert(folder, **others):
     return body | head
 
 
-def _norm(x, weight, bias, eps):
-    centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps) * weight + bias
-
-
-def _gelu(x):
-    return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
-
-
 def plain_bert(tensors, config, ids, hidden=(), ablated=()):
     """Run a plain BERT in float64, one text and one head at a time.
 
@@ -159,43 +207,35 @@ def plain_bert(tensors, config, ids, hidden=(), ablated=()):
     (heads, T, T).
     """
     p = {name: array.astype(np.float64) for name, array in tensors.items()}
-    eps, heads = config["layer_norm_eps"], config["num_attention_heads"]
-    act = {"gelu": _gelu, "relu": lambda x: np.maximum(x, 0)}[config["hidden_act"]]
+    heads, act = config["num_attention_heads"], ACTIVATIONS[config["hidden_act"]]
+    visible = ~np.isin(np.arange(len(ids)), hidden)
+
+    def dense(x, name):
+        return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
+
+    def norm(x, name):
+        return layer_norm(x, p[f"{name}.weight"], p[f"{name}.bias"], config["layer_norm_eps"])
+
     x = (
         p["embeddings.word_embeddings.weight"][ids]
         + p["embeddings.position_embeddings.weight"][: len(ids)]
         + p["embeddings.token_type_embeddings.weight"][0]
     )
-    ln = "embeddings.LayerNorm"
-    x = _norm(x, p[f"{ln}.weight"], p[f"{ln}.bias"], eps)
-    states, weights = [x], []
+    states, weights = [norm(x, "embeddings.LayerNorm")], []
     for layer in range(config["num_hidden_layers"]):
-
-        def dense(x, name, here=f"encoder.layer.{layer}."):
-            return x @ p[f"{here}{name}.weight"].T + p[f"{here}{name}.bias"]
-
-        def ln(x, name, here=f"encoder.layer.{layer}."):
-            return _norm(x, p[f"{here}{name}.weight"], p[f"{here}{name}.bias"], eps)
-
-        q, k, v = (dense(x, f"attention.self.{name}") for name in ("query", "key", "value"))
-        size = q.shape[1] // heads
-        parts, layer_weights = [], []
-        for head in range(heads):
-            at = slice(head * size, (head + 1) * size)
-            scores = q[:, at] @ k[:, at].T / math.sqrt(size)
-            scores[:, list(hidden)] = -np.inf
-            w = np.exp(scores - scores.max(-1, keepdims=True))
-            w /= w.sum(-1, keepdims=True)
-            layer_weights.append(w)
-            parts.append(w @ v[:, at] * ((layer, head) not in ablated))
-        mid = ln(
-            x + dense(np.hstack(parts), "attention.output.dense"), "attention.output.LayerNorm"
+        here = f"encoder.layer.{layer}."
+        q, k, v = (
+            dense(states[-1], f"{here}attention.self.{name}") for name in ("query", "key", "value")
         )
-        x = ln(
-            mid + dense(act(dense(mid, "intermediate.dense")), "output.dense"), "output.LayerNorm"
-        )
-        states.append(x)
-        weights.append(np.stack(layer_weights))
+        for head in (head for number, head in ablated if number == layer):
+            np.split(v, heads, axis=1)[head][:] = 0
+        joined, shares = attend(q, k, v, heads, visible=visible)
+        mid = states[-1] + dense(joined, f"{here}attention.output.dense")
+        mid = norm(mid, f"{here}attention.output.LayerNorm")
+        hidden_units = act(dense(mid, f"{here}intermediate.dense"))
+        x = mid + dense(hidden_units, f"{here}output.dense")
+        states.append(norm(x, f"{here}output.LayerNorm"))
+        weights.append(shares)
     return states, weights
 
 

@@ -87,28 +87,6 @@ def test_it_is_close_to_the_plain_bert_of_the_same_weights(halves, monkeypatch, 
     assert cosines(out[0], expected).min() > 0.9995
 
 
-@pytest.mark.parametrize("name", VARIANTS or [None])
-def test_all_products_are_of_bfloat16_with_bfloat16(halves, monkeypatch, name):
-    """Weight matrices and their packed copies are in bfloat16, not in float32.
-
-    Packed copies in float32 would take twice the memory.
-    """
-    if name is None:
-        pytest.skip("the kernel was not built")
-    monkeypatch.setenv("QKV_BACKEND", name)
-    seen = []
-    packed = packing_module.pack
-
-    def spy(weight, here, kind, threads):
-        seen.append((weight.dtype, kind))
-        return packed(weight, here, kind, threads)
-
-    monkeypatch.setattr(packing_module, "pack", spy)
-    load(halves[0], dtype="bfloat16").encode(TEXTS)
-    assert len(seen) == 2 * 6  # 2 layers with 6 products each
-    assert set(seen) == {(BFLOAT16, BFLOAT16)}
-
-
 def config_of(name):
     """Return the config of a family; each token uses all experts, so rounding changes no choice."""
     config = CONFIGS[name]

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.models import DualEncoder, Model, ModelError, load
+from qkv.models import DualEncoder, Model, load
 from qkv.models.vision import VisionModel
 
+from .formulas import layer_norm
 from .small_models import CONFIGS, arrays_of, write_small
+from .support import refused
 
 CONFIG = CONFIGS["clip"]
 PREPROCESSOR = {
@@ -39,6 +41,16 @@ def in_files():
     return {name: array.astype(float) for name, array in arrays_of(CONFIG).items()}
 
 
+def normed(x, name):
+    files = in_files()
+    return layer_norm(x, files[f"{name}.weight"], files[f"{name}.bias"], 1e-5)
+
+
+def projected(first):
+    """Return the vector of an image, from the last hidden state of its first token."""
+    return normed(first, "vision_model.post_layernorm") @ in_files()["visual_projection.weight"].T
+
+
 def length_one(vectors):
     return vectors / np.sqrt((vectors**2).sum(-1, keepdims=True))
 
@@ -66,25 +78,16 @@ def test_eos_token_id_2_of_old_configs_means_the_largest_id(tmp_path):
 
 
 def test_an_image_vector_comes_from_its_first_token(model):
-    files, images = in_files(), pixels(3)
-    last = model.vision.trace(images)["resid_post", -1]
+    images, trace = pixels(3), model.vision.trace(pixels(3))
+    last = trace["resid_post", -1]
     np.testing.assert_array_equal(model.vision(images).last_hidden_state, last)
-    first = last[:, 0] - last[:, 0].mean(-1, keepdims=True)
-    first /= np.sqrt((first**2).mean(-1, keepdims=True) + 1e-5)
-    first = first * files["vision_model.post_layernorm.weight"]
-    first = first + files["vision_model.post_layernorm.bias"]
-    expected = first @ files["visual_projection.weight"].T
+    expected = projected(last[:, 0])
     found = model.encode_image(images, batch_size=2)
     np.testing.assert_allclose(found, expected, atol=1e-12)
     scaled = model.encode_image(images, normalize_embeddings=True)
     np.testing.assert_allclose(scaled, length_one(expected), atol=1e-12)
-    embedded = model.vision.trace(images)
-    summed = embedded["embed"] + embedded["pos_embed"]
-    summed -= summed.mean(-1, keepdims=True)
-    summed /= np.sqrt((summed**2).mean(-1, keepdims=True) + 1e-5)
-    summed = summed * files["vision_model.pre_layrnorm.weight"]
-    summed = summed + files["vision_model.pre_layrnorm.bias"]
-    np.testing.assert_allclose(embedded["full_embed"], summed, atol=1e-12)
+    summed = normed(trace["embed"] + trace["pos_embed"], "vision_model.pre_layrnorm")
+    np.testing.assert_allclose(trace["full_embed"], summed, atol=1e-12)
 
 
 def test_logits_are_cosines_times_a_scale(model):
@@ -124,13 +127,8 @@ def test_encode_accepts_the_options_of_other_models(model):
 
 def test_encode_image_accepts_edits_and_masked_patches(model):
     images, own = pixels(3), np.random.default_rng(1).standard_normal((3, 5, 8))
-    files = in_files()
     found = model.encode_image(images, batch_size=2, edit={("resid_post", 0): own})
-    first = own[:, 0] - own[:, 0].mean(-1, keepdims=True)
-    first /= np.sqrt((first**2).mean(-1, keepdims=True) + 1e-5)
-    first = first * files["vision_model.post_layernorm.weight"]
-    first = first + files["vision_model.post_layernorm.bias"]
-    np.testing.assert_allclose(found, first @ files["visual_projection.weight"].T, atol=1e-12)
+    np.testing.assert_allclose(found, projected(own[:, 0]), atol=1e-12)
     without = model.encode_image(images, hide=["0,1"], batch_size=2)
     blank = images.copy()
     blank[..., :4, 4:] = 9.0  # the masked patch
@@ -211,8 +209,7 @@ def test_image_preprocessing_is_read_from_processor_config(model, tmp_path):
     np.testing.assert_array_equal(load(path).vision.pixels(image), model.vision.pixels(image))
     values["image_processor"] = {**PREPROCESSOR, "crop_size": 7}
     (path / "processor_config.json").write_text(json.dumps(values))
-    with pytest.raises(ModelError, match=r"image_processor: crop_size|crop_size is 7 x 7"):
-        load(path)
+    refused(path, "crop_size is 7 x 7")
 
 
 class Picture:
@@ -257,21 +254,20 @@ def changed(side, **others):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (changed("text", eos_token_id=[3, 4]), r"text_config: eos_token_id is \[3, 4\]"),
+        (changed("text", eos_token_id=[3, 4]), "text_config: eos_token_id is [3, 4]"),
         (changed("text", hidden_size=13), "text_config: hidden_size is 13 and num_attention_heads"),
         (changed("text", model_type="bert"), "text_config: model_type is 'bert'"),
         (changed("vision", patch_size=9), "patch_size must not be larger than image_size"),
         (changed("vision", projection_dim=9, layer_norm_eps=0), "vision_config: layer_norm_eps"),
         ({**CONFIG, "projection_dim": 0}, "projection_dim is 0"),
         ({**CONFIG, "text_config": 3}, "text_config is 3; it must be a JSON object"),
-        ({**CONFIG, "architectures": ["CLIPForMaskedLM"]}, r"architectures is \['CLIPForMaskedLM'"),
+        ({**CONFIG, "architectures": ["CLIPForMaskedLM"]}, "architectures is ['CLIPForMaskedLM'"),
     ],
 )
 def test_configs_that_are_refused(tmp_path, config, message):
     path = write_small(tmp_path, CONFIG)
     (path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match=message):
-        load(path)
+    refused(path, message)
 
 
 def test_a_warning_names_an_unknown_config_key_of_a_tower(tmp_path):
@@ -289,5 +285,4 @@ def test_a_tower_without_its_projection_is_refused(tmp_path):
     arrays = arrays_of(CONFIG)
     kept = {name: one for name, one in arrays.items() if name.startswith("text_model.")}
     save_file(kept, tmp_path / "text" / "model.safetensors")
-    with pytest.raises(ModelError, match=r"the tensor text_projection\.weight is missing"):
-        load(tmp_path / "text")
+    refused(tmp_path / "text", "the tensor text_projection.weight is missing")

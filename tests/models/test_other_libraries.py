@@ -1,13 +1,11 @@
 """Tests of arguments of other libraries: each is an error that names the alternative."""
 
-import inspect
 import re
 
 import pytest
 
 import qkv
 from qkv.models._other_libraries import GENERATING, LOADING
-from qkv.models.model import Model
 from rows import failing
 
 
@@ -30,10 +28,3 @@ def test_an_unknown_argument_names_the_nearest() -> None:
         qkv.load("random", **{"a\nb": 1})
     with pytest.raises(TypeError, match=r"^generate: .*token: the nearest are max_new_"):
         qkv.load("books-decoder").generate("bank:", max_new_token=3)
-
-
-def test_the_signatures_stay_as_they_are() -> None:
-    names = ["name_or_path", "revision", "dtype", "cache_dtype"]
-    assert [*inspect.signature(qkv.load).parameters] == names
-    assert not {*inspect.signature(qkv.load).parameters} & {*LOADING}
-    assert not {*inspect.signature(Model.generate).parameters} & {*GENERATING}

@@ -7,6 +7,7 @@ import qkv
 from qkv.models import load
 
 from .small_models import CONFIGS, write_small
+from .support import close, padded, seen_in
 
 ROWS = [[4, 5, 6, 7], [8, 9], [5, 4, 9, 8, 7, 6]]
 WIDTH = 8
@@ -25,26 +26,14 @@ def model_of(folder, kind, **changed):
     return getattr(found, "text", found)  # CLIP's text encoder
 
 
-def left_padded(rows=ROWS, width=WIDTH):
-    ids, mask = np.zeros((2, len(rows), width), int)
-    for number, row in enumerate(rows):
-        ids[number, -len(row) :], mask[number, -len(row) :] = row, 1
-    return ids, mask
-
-
 def counted(mask, first=0):
     return np.where(mask, np.cumsum(mask, axis=1) - 1 + first, 0)
-
-
-def close(found, expected):
-    assert found.shape == expected.shape
-    assert np.abs(found - expected).max() <= 1e-12 * max(1, np.abs(expected).max())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_left_padding_changes_nothing_if_position_ids_skip_it(tmp_path, kind):
     model = model_of(tmp_path, kind)
-    ids, mask = left_padded()
+    ids, mask = padded(ROWS, "left", WIDTH)
     found = model(ids, mask, position_ids=counted(mask, FIRST.get(kind, 0)))
     for number, row in enumerate(ROWS):
         alone = model([row])
@@ -57,7 +46,7 @@ def test_left_padding_changes_nothing_if_position_ids_skip_it(tmp_path, kind):
 @pytest.mark.parametrize("kind", ["gpt2", "distilbert", "albert", "gpt_neo"])
 def test_without_position_ids_columns_are_the_learned_positions(tmp_path, kind):
     model = model_of(tmp_path, kind)
-    ids, mask = left_padded()
+    ids, mask = padded(ROWS, "left", WIDTH)
     found = model(ids, mask).last_hidden_state
     for number, row in enumerate(ROWS):
         begin = WIDTH - len(row)
@@ -70,63 +59,38 @@ def test_without_position_ids_columns_are_the_learned_positions(tmp_path, kind):
 @pytest.mark.parametrize("kind", ["opt", "roberta", "mpnet", "llama", "gpt_neox", "modernbert"])
 def test_some_families_need_no_position_ids_for_left_padding(tmp_path, kind):
     model = model_of(tmp_path, kind)
-    ids, mask = left_padded([[4, 5, 6, 7], [8, 9]])
+    ids, mask = padded(ROWS[:2], "left", WIDTH)
     ids[mask == 0] = 1  # the padding token of RoBERTa
     found = model(ids, mask).last_hidden_state
-    for number, row in enumerate([[4, 5, 6, 7], [8, 9]]):
+    for number, row in enumerate(ROWS[:2]):
         close(found[number, -len(row) :], model([row]).last_hidden_state[0])
 
 
-def test_a_learned_position_is_a_row_of_the_table(tmp_path):
-    for kind, first in (("gpt2", 0), ("opt", 2), ("roberta", 0)):
-        model, given = model_of(tmp_path / kind, kind), []
-        ids = np.array([[4, 5, 6], [7, 8, 9]])
-        positions = np.array([[3, 3, 7], [0, 5, 1]])
+@pytest.mark.parametrize(("kind", "first"), [("gpt2", 0), ("opt", 2), ("roberta", 0)])
+def test_a_learned_position_is_a_row_of_the_table(tmp_path, kind, first):
+    model, ids = model_of(tmp_path, kind), np.array([[4, 5, 6], [7, 8, 9]])
+    positions = np.array([[3, 3, 7], [0, 5, 1]])
+    table = model.parameters["pos_embed.weight"]
+    for given, expected in ((positions, positions), (positions[:1], positions[[0, 0]])):
+        seen = seen_in(model, ids, position_ids=given, names=["pos_embed"])
+        np.testing.assert_array_equal(seen["hook_pos_embed"], table[expected + first])
 
-        def look(x, given=given):
-            given.append(x)
-            return x
 
-        model(ids, position_ids=positions, edit={"pos_embed": look})
-        np.testing.assert_array_equal(
-            given[0], model.parameters["pos_embed.weight"][positions + first]
-        )
-        given.clear()
-        model(ids, position_ids=positions[:1], edit={"pos_embed": look})
-        for row in given[0]:
-            np.testing.assert_array_equal(
-                row, model.parameters["pos_embed.weight"][positions[0] + first]
-            )
+ROTATED = [("q", 0), ("k", 0), ("rot_q", 0), ("rot_k", 0)]
 
 
 @pytest.mark.parametrize("kind", ["llama", "modernbert"])
 def test_queries_and_keys_are_rotated_by_their_positions(tmp_path, kind):
-    model, given = model_of(tmp_path, kind), {}
+    model = model_of(tmp_path, kind)
     ids, mask = np.array([[4, 5, 6, 7], [0, 8, 9, 0]]), np.array([[1, 1, 1, 1], [0, 1, 1, 0]])
     positions = np.array([[9, 2, 40, 41], [-7, 3, 1000, 10**9]])  # ignored at padding
-
-    def look(x, at):
-        given[at.name.rpartition("hook_")[2]] = x
-        return x
-
-    edit = {(name, 0): look for name in ("q", "k", "rot_q", "rot_k")}
-    model(ids, mask, position_ids=positions, edit=edit)
+    seen = seen_in(model, ids, mask, position_ids=positions, names=ROTATED)
     at = np.where(mask, positions, 0)
     base = model.layers[0].attn.rotary.base
     for name in "qk":
-        heads_in_front = np.swapaxes(given[name], 1, 2)
+        heads_in_front = np.swapaxes(seen[f"blocks.0.attn.hook_{name}"], 1, 2)
         expected = qkv.apply_rotary(heads_in_front, at[:, None], base=base)
-        close(given[f"rot_{name}"], np.swapaxes(expected, 1, 2))
-
-
-@pytest.mark.parametrize("start", [0, 5])
-def test_only_distances_count_for_rotary_positions(tmp_path, start):
-    model = model_of(tmp_path, "llama")
-    plain = model([[4, 5, 6, 7]]).last_hidden_state
-    moved = model([[4, 5, 6, 7]], position_ids=[start + np.arange(4)]).last_hidden_state
-    close(moved, plain)
-    spread = model([[4, 5, 6, 7]], position_ids=[[0, 2, 4, 6]]).last_hidden_state
-    assert np.abs(spread - plain).max() > 0.01
+        close(seen[f"blocks.0.attn.hook_rot_{name}"], np.swapaxes(expected, 1, 2))
 
 
 def test_dynamic_rotary_scaling_uses_the_largest_position_id(tmp_path):
@@ -141,37 +105,29 @@ def test_dynamic_rotary_scaling_uses_the_largest_position_id(tmp_path):
     close(whole, model(ids[:, -4:]).last_hidden_state)
     found = model(ids[:, -4:], position_ids=positions).last_hidden_state
     speeds = model.layers[0].attn.rotary.scaling.speeds(10000.0, 6, 20)[0]
-    given = {}
-
-    def look(x, at):
-        given[at.name.rpartition("hook_")[2]] = x
-        return x
-
-    model(ids[:, -4:], position_ids=positions, edit={("q", 0): look, ("rot_q", 0): look})
-    expected = qkv.apply_rotary(np.swapaxes(given["q"], 1, 2), positions[0], speeds=speeds)
-    close(given["rot_q"], np.swapaxes(expected, 1, 2))
+    seen = seen_in(model, ids[:, -4:], position_ids=positions, names=ROTATED)
+    queries = np.swapaxes(seen["blocks.0.attn.hook_q"], 1, 2)
+    expected = qkv.apply_rotary(queries, positions[0], speeds=speeds)
+    close(seen["blocks.0.attn.hook_rot_q"], np.swapaxes(expected, 1, 2))
     assert np.abs(found - whole).max() > 1e-4
 
 
 def test_edits_go_with_positions(tmp_path):
     model = model_of(tmp_path, "gpt2")
-    ids, mask = left_padded()
+    ids, mask = padded(ROWS, "left", WIDTH)
     changes = {
         "ablate": {(0, 1): "mean", (1, 0): np.ones(4)},
         "edit": {("resid_mid", 0): lambda x: x / 2},
     }
     found = model(ids, mask, position_ids=counted(mask), **changes).last_hidden_state
-    right, shown = np.zeros((2, *ids.shape), int)
-    for number, row in enumerate(ROWS):
-        right[number, : len(row)], shown[number, : len(row)] = row, 1
-    expected = model(right, shown, **changes).last_hidden_state
+    expected = model(*padded(ROWS), **changes).last_hidden_state
     for number, row in enumerate(ROWS):
         close(found[number, -len(row) :], expected[number, : len(row)])
 
 
 def test_more_columns_than_positions(tmp_path):
     model = model_of(tmp_path, "gpt2")  # 16 positions
-    ids, mask = left_padded(width=40)
+    ids, mask = padded(ROWS, "left", 40)
     found = model(ids, mask, position_ids=counted(mask)).last_hidden_state
     for number, row in enumerate(ROWS):
         close(found[number, -len(row) :], model([row]).last_hidden_state[0])

@@ -125,9 +125,8 @@ def test_vectors_of_bank_cluster_by_sense(
     assert abs(first[same].mean() - first[other].mean()) < 0.05  # embeddings alone do not tell
 
 
-def said_of_heads(card: str) -> dict[str, np.ndarray]:
-    """Return the columns (layers * heads,) of the card's table of heads, by name."""
-    names = ("previous", "next", "same", "first", "last")
+def said_of_heads(card: str, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Return the columns (layers * heads,) of a card's table of heads, by name."""
     rows = re.findall(r"\| \d\.\d " + r"\| (\d\.\d\d) " * len(names), card)
     return dict(zip(names, np.array(rows, np.float64).T, strict=True))
 
@@ -152,7 +151,7 @@ def test_the_card_counts_the_roles_in_its_table(card: str) -> None:
 
 def test_its_heads_do_what_its_card_says(model: qkv.Model, card: str) -> None:
     """The tolerance is large, because the card's means are over many more sentences."""
-    said = said_of_heads(card)
+    said = said_of_heads(card, ("previous", "next", "same", "first", "last"))
     del said["same"]  # the card counts this role differently
     found = head_scores(model, [*WATER, *MONEY, *OTHERS], said)
     for name, column in said.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +17,7 @@ from qkv.models.files.find import shipped_models
 
 from .offline import lines_offline
 from .plain import plain_llama
+from .test_shipped import said_of_heads
 
 PLACE = shipped_models()["books-decoder"]
 CARD = " ".join((PLACE / "README.md").read_text(encoding="utf-8").split())
@@ -36,6 +36,9 @@ SENTENCES = [  # written for this test
     "The walls of the cellar were damp all winter, and the books that lay there were spoiled.",
     "The boys climbed the tree to look at the nest, but the birds had left it.",
 ]
+
+
+SAID = said_of_heads(CARD, ("copies", "previous", "same", "first", "induction"))
 
 
 @pytest.fixture(scope="module")
@@ -82,16 +85,6 @@ def test_its_sizes_are_those_of_its_card(model: qkv.Model) -> None:
     assert f"{model.max_seq_length} positions, {numbers:.1f} million parameters" in CARD
 
 
-def said_of_heads() -> dict[str, np.ndarray]:
-    """Return the columns (layers, heads) of the card's table of heads, by name."""
-    names = ("copies", "previous", "same", "first", "induction")
-    rows = np.array(
-        re.findall(r"\| \d\.\d " + r"\| (\d\.\d\d) " * len(names), CARD), dtype=np.float64
-    )
-    shape = CONFIG["num_hidden_layers"], CONFIG["num_attention_heads"]
-    return {name: column.reshape(shape) for name, column in zip(names, rows.T, strict=True)}
-
-
 def test_it_copies_as_its_card_says(model: qkv.Model) -> None:
     """A random sequence occurs twice in each text.
 
@@ -108,7 +101,7 @@ def test_it_copies_as_its_card_says(model: qkv.Model) -> None:
             for layer in range(model.num_layers)
         ]
     )
-    said = said_of_heads()["copies"]
+    said = SAID["copies"].reshape(found.shape)
     np.testing.assert_allclose(found, said, atol=0.08)
     named = re.findall(r"(\d)\.(\d) \(\d\.\d\d\)", CARD)
     assert named == [(str(i), str(j)) for i, j in np.argwhere(said >= 0.4)]
@@ -120,11 +113,10 @@ def test_it_copies_as_its_card_says(model: qkv.Model) -> None:
 
 def test_its_heads_do_what_its_card_says(model: qkv.Model) -> None:
     """The tolerance is large, because the card's means are over many more and longer texts."""
-    said = said_of_heads()
     names = ("previous", "same", "first")
     found = head_scores(model, [" ".join(SENTENCES[at : at + 3]) for at in (0, 3, 6, 9)], names)
     for name in names:
-        np.testing.assert_allclose(found[name], said[name], atol=0.15, err_msg=name)
+        np.testing.assert_allclose(found[name].ravel(), SAID[name], atol=0.15, err_msg=name)
 
 
 def test_it_writes_at_once_and_with_no_network(tmp_path: Path) -> None:
@@ -154,12 +146,3 @@ def test_threads_that_share_a_model_get_the_results_of_one_thread(model: qkv.Mod
         ):
             np.testing.assert_array_equal(residual, vectors, err_msg=text)
             assert written == words
-
-
-def test_it_is_not_the_default_but_suggested_for_a_misspelt_name(model: qkv.Model) -> None:
-    assert os.environ.get("QKV_MODEL") is None
-    assert qkv.load().name == "books"  # the decoder is not the default
-    assert model.generates
-    assert "lm_head.weight" not in model.parameters
-    with pytest.raises(ValueError, match="books-decoder"):
-        qkv.load("books-decodr")

@@ -6,7 +6,6 @@ The models have the model type "bert"; their code is not in transformers.
 from __future__ import annotations
 
 import json
-from math import erf, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ from safetensors.numpy import save_file
 
 import qkv
 from qkv.models import ModelError
+
+from ..formulas import ACTIVATIONS, attend, layer_norm
 
 D, F, HEADS, LAYERS, V = 12, 10, 3, 2, 30
 CONFIG = {
@@ -60,10 +61,6 @@ def tensors_of(variant: str) -> dict[str, Any]:
     return {name if name[:3] == "cls" else f"bert.{name}": array for name, array in found.items()}
 
 
-def gelu(x: Any) -> Any:
-    return x * np.vectorize(lambda v: (1 + erf(v / sqrt(2))) / 2)(x)
-
-
 def by_hand(t: dict[str, Any], variant: str, act: Any, ids: list[int], real: Any) -> list[Any]:
     """Return the hidden states of one text, and its logits; masked tokens are not `real`."""
 
@@ -71,9 +68,7 @@ def by_hand(t: dict[str, Any], variant: str, act: Any, ids: list[int], real: Any
         return x @ t[f"{name}.weight"].T + t.get(f"{name}.bias", 0)
 
     def norm(x: Any, name: str) -> Any:
-        x = x - x.mean(-1, keepdims=True)
-        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-12)
-        return x * t[f"{name}.weight"] + t[f"{name}.bias"]
+        return layer_norm(x, t[f"{name}.weight"], t[f"{name}.bias"], 1e-12)
 
     x = t["bert.embeddings.word_embeddings.weight"][ids]
     x = norm(x + t["bert.embeddings.token_type_embeddings.weight"][0], "bert.embeddings.LayerNorm")
@@ -84,13 +79,9 @@ def by_hand(t: dict[str, Any], variant: str, act: Any, ids: list[int], real: Any
         if variant == "normalised":
             q = norm(q, f"{here}attention.self.layer_norm_q")
             k = norm(k, f"{here}attention.self.layer_norm_k")
-        heads = []
-        for head, slope in enumerate(SLOPES):
-            own = slice(4 * head, 4 * head + 4)
-            scores = q[:, own] @ k[:, own].T / 2 - slope * np.abs(at[:, None] - at)
-            weights = np.exp(scores) * real
-            heads.append(weights / weights.sum(-1, keepdims=True) @ v[:, own])
-        out = linear(np.concatenate(heads, -1), f"{here}attention.output.dense")
+        biases = [-slope * np.abs(at[:, None] - at) for slope in SLOPES]
+        out, _ = attend(q, k, v, HEADS, bias=biases, visible=real)
+        out = linear(out, f"{here}attention.output.dense")
         if variant == "normalised":
             x = norm(x + out, f"{here}layer_norm_1")
             up, gate = np.split(linear(x, f"{here}mlp.up_gated_layer"), 2, -1)
@@ -100,7 +91,7 @@ def by_hand(t: dict[str, Any], variant: str, act: Any, ids: list[int], real: Any
             gate, up = np.split(linear(x, f"{here}mlp.gated_layers"), 2, -1)
             x = norm(x + linear(act(gate) * up, f"{here}mlp.wo"), f"{here}mlp.layernorm")
         states.append(x)
-    head = gelu(linear(x, "cls.predictions.transform.dense"))
+    head = ACTIVATIONS["gelu"](linear(x, "cls.predictions.transform.dense"))
     head = norm(head, "cls.predictions.transform.LayerNorm")
     words = head @ t["bert.embeddings.word_embeddings.weight"].T + t["cls.predictions.bias"]
     return [*states, words]
@@ -118,8 +109,8 @@ def written(folder: Path, variant: str, **changes: Any) -> tuple[qkv.Model, dict
 @pytest.mark.parametrize("kind", ["geglu", "reglu"])
 def test_hidden_states_and_logits(tmp_path: Path, variant: str, kind: str) -> None:
     model, tensors = written(tmp_path, variant, feed_forward_type=kind)
-    act = gelu if kind == "geglu" else lambda x: np.maximum(x, 0)
-    *states, words = by_hand(tensors, variant, act, IDS, np.ones(len(IDS)))
+    act = ACTIVATIONS[kind.replace("glu", "lu")]
+    *states, words = by_hand(tensors, variant, act, IDS, True)
     trace = model.trace(np.array([IDS]), logits=True)
     for found, expected in zip(trace.hidden_states, states, strict=True):
         np.testing.assert_allclose(found[0], expected, rtol=0, atol=1e-10)
@@ -131,7 +122,7 @@ def test_hidden_states_and_logits(tmp_path: Path, variant: str, kind: str) -> No
 def test_masked_tokens_keep_the_distances_of_other_tokens(tmp_path: Path) -> None:
     model, tensors = written(tmp_path, "plain")
     mask = np.array([[1, 1, 0, 1, 0, 1, 1]])
-    expected = by_hand(tensors, "plain", gelu, IDS, mask[0])[-1]
+    expected = by_hand(tensors, "plain", ACTIVATIONS["gelu"], IDS, mask[0] == 1)[-1]
     found = model([IDS], mask).logits[0]
     np.testing.assert_allclose(found[mask[0] == 1], expected[mask[0] == 1], rtol=0, atol=1e-10)
 

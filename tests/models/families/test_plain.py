@@ -14,6 +14,8 @@ from qkv.layers.block import Block
 from qkv.models import ModelError
 from qkv.models.untrained import fresh_model
 
+from ..formulas import ACTIVATIONS, attend, causal, layer_norm
+
 SIZES = {
     **{"model_type": "qkv-plain", "vocab_size": 11, "hidden_size": 12, "num_attention_heads": 3},
     **{"max_position_embeddings": 9, "num_hidden_layers": 2},
@@ -51,29 +53,17 @@ def by_hand(p: dict[str, Any], switches: dict[str, Any]) -> Any:
     def norm(x: Any, name: str) -> Any:
         if not switches.get("norms", True):
             return x
-        centred = x - x.mean(-1, keepdims=True)
-        divisor = np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
-        return centred / divisor * p[f"{name}.weight"] + p[f"{name}.bias"]
+        return layer_norm(x, p[f"{name}.weight"], p[f"{name}.bias"], 1e-5)
 
-    size = switches.get("head_dim", 4)
+    visible = causal(len(IDS)) if switches.get("causal", True) else True
+    act = ACTIVATIONS[switches.get("hidden_act", "relu")]
     x = p["embed.weight"][IDS] + p["pos_embed.weight"][: len(IDS)]
     for layer in range(2):
-        here, heads = f"blocks.{layer}.", []
+        here = f"blocks.{layer}."
         q, k, v = (linear(norm(x, f"{here}norm1"), f"{here}attn.{n}_proj") for n in "qkv")
-        for head in range(3):
-            at = slice(size * head, size * (head + 1))
-            scores = q[:, at] @ k[:, at].T / np.sqrt(size)
-            if switches.get("causal", True):
-                scores[np.triu_indices(len(IDS), 1)] = -np.inf
-            weights = np.exp(scores - scores.max(-1, keepdims=True))
-            heads.append(weights / weights.sum(-1, keepdims=True) @ v[:, at])
-        x = x + linear(np.concatenate(heads, -1), f"{here}attn.out_proj")
+        x = x + linear(attend(q, k, v, 3, visible=visible)[0], f"{here}attn.out_proj")
         if switches.get("mlp", True):
-            up = linear(norm(x, f"{here}norm2"), f"{here}mlp.up_proj")
-            if switches.get("hidden_act") == "gelu_new":
-                up = up * (1 + np.tanh(np.sqrt(2 / np.pi) * (up + 0.044715 * up**3))) / 2
-            else:
-                up = np.maximum(up, 0)
+            up = act(linear(norm(x, f"{here}norm2"), f"{here}mlp.up_proj"))
             x = x + linear(up, f"{here}mlp.down_proj")
     return linear(norm(x, "final_norm"), "head.out_proj")
 
@@ -131,16 +121,6 @@ def test_generation_without_norms_equals_the_logits_of_the_whole_text() -> None:
     for token in found.generate(ids[:], max_new_tokens=5).ids:
         assert token == int(found([ids]).logits[0, -1].argmax())
         ids.append(token)
-
-
-def test_tokens_of_another_vocabulary_have_no_words() -> None:
-    other = model({"output_vocab_size": 7})
-    assert other.kind == "predictor"
-    assert other.unembed(np.ones((2, 12))).shape == (2, 7)
-    with pytest.raises(ValueError, match=r"^generate: .* reads one vocabulary and predicts.*7"):
-        other.generate(IDS)
-    with pytest.raises(ValueError, match=r"^predict: .* predicts another, which has no words: use"):
-        other.predict(np.array(IDS))
 
 
 @pytest.mark.parametrize("key", ["norms", "causal", "mlp", "biases"])

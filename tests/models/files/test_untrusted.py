@@ -20,12 +20,13 @@ from qkv.models.files.config import Config
 
 from ..fuzzing import ONE_THREAD
 from ..small_models import CONFIGS, write_small
-from ..support import CONFIG, Folder, bert_tensors, tokenizer_json
+from ..support import CONFIG, Folder, refused, tokenizer_json
 
 pytestmark = pytest.mark.attack
 
 IDS = [[2, 4, 5, 6, 3]]
 BIAS = "embeddings.LayerNorm.bias"
+SHARDS = ("model-1.safetensors", "model-2.safetensors")
 SMALL = {"bert": CONFIG, **CONFIGS}
 NO_TENSOR = {  # integers that need not be the size of a tensor: large values can be valid
     *("max_position_embeddings", "sliding_window", "local_attention"),
@@ -36,19 +37,6 @@ NO_SIZE = {  # numbers that may be 0 or a fraction, or that only images need
     *("pad_token_id", "max_window_layers", "query_pre_attn_scalar", "rotary_emb_base"),
     "mm_tokens_per_image",
 }
-
-
-def refused(path, *parts):
-    """Assert that loading fails with one line that names the folder and contains these parts."""
-    with pytest.raises(ModelError) as caught:
-        load(path)
-    message = str(caught.value)
-    assert message.isprintable(), message
-    assert len(message) <= 2000
-    assert message.startswith("load: ")
-    assert not message.startswith("load: load")
-    for part in (path.name, *parts):
-        assert part in message, message
 
 
 # headers of safetensors
@@ -65,22 +53,32 @@ def taken_apart(path):
     return json.loads(raw[8 : 8 + length]), raw[8 + length :]
 
 
-@pytest.mark.parametrize(
-    "ranges",
-    [
-        *([48, 0], [0, 0], [-48, 0], [0.0, 48.0], [True, 48], ["0", "48"], [0], [0, 48, 48]),
-        *(None, {}, 3, [0, 2**62], [0, 2**63], [2**63, 2**63 + 48], [0, 2**64], [0, 10**30]),
-        *([96, 144], [0, 96], [2**64 - 48, 2**64]),
-    ],
-    ids=str,
-)
-def test_an_invalid_byte_range_is_refused(folder, ranges):
+def with_entry(folder, name=BIAS, more=b"", **values):
+    """Write a model; set values of a tensor in the header, and add bytes; return the folder."""
     path = folder.write() / "model.safetensors"
     header, numbers = taken_apart(path)
+    header[name] = {**header.get(name, {}), **values}
+    put_header(path, header, numbers + more)
+    return folder.path
+
+
+RANGES = [
+    *([48, 0], [0, 0], [-48, 0], [0.0, 48.0], [True, 48], ["0", "48"], [0], [0, 48, 48]),
+    *(None, {}, 3, [0, 2**62], [0, 2**63], [2**63, 2**63 + 48], [0, 2**64], [0, 10**30]),
+    *([96, 144], [0, 96], [2**64 - 48, 2**64]),
+]
+DTYPES = ["f32", "F31", "", None, 3, [], "I32\n", "F64", "F16", "F4"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [*(("data_offsets", it) for it in RANGES), *(("dtype", it) for it in DTYPES)],
+    ids=str,
+)
+def test_an_invalid_byte_range_or_dtype_is_refused(folder, key, value):
+    header, _ = taken_apart(folder.write() / "model.safetensors")
     assert header[BIAS]["data_offsets"] == [0, 48]
-    header[BIAS]["data_offsets"] = ranges
-    put_header(path, header, numbers)
-    refused(folder.path, "model.safetensors")
+    refused(with_entry(folder, **{key: value}), "model.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -94,11 +92,7 @@ def test_an_invalid_byte_range_is_refused(folder, ranges):
 @pytest.mark.parametrize("name", [BIAS, "a_head.bias"])
 def test_a_shape_that_contradicts_its_byte_range_is_refused(folder, shape, name):
     folder.tensors["a_head.bias"] = np.zeros(12, np.float32)
-    path = folder.write() / "model.safetensors"
-    header, numbers = taken_apart(path)
-    header[name]["shape"] = shape
-    put_header(path, header, numbers)
-    refused(folder.path, "model.safetensors")
+    refused(with_entry(folder, name, shape=shape), "model.safetensors")
 
 
 def test_a_header_of_very_many_tensors_is_refused(folder, monkeypatch):
@@ -123,22 +117,12 @@ def test_a_header_of_very_many_tensors_is_refused(folder, monkeypatch):
 @pytest.mark.parametrize("dtype", ["F32", "F16", "I8", "F8_E4M3", "C64"])
 def test_too_many_or_too_large_dimensions_are_refused(folder, shape, dtype):
     """A shape with too many or too large dimensions is refused, although its byte range fits."""
-    path = folder.write() / "model.safetensors"
-    header, numbers = taken_apart(path)
     size = {"F32": 4, "F16": 2, "I8": 1, "F8_E4M3": 1, "C64": 8}[dtype] * (0 not in shape)
-    place = [len(numbers), len(numbers) + size]
-    header["extra"] = {"dtype": dtype, "shape": shape, "data_offsets": place}
-    put_header(path, header, numbers + bytes(size))
-    refused(folder.path, "model.safetensors", "extra", "shape")
-
-
-@pytest.mark.parametrize("dtype", ["f32", "F31", "", None, 3, [], "I32\n", "F64", "F16", "F4"])
-def test_a_wrong_dtype_is_refused(folder, dtype):
-    path = folder.write() / "model.safetensors"
-    header, numbers = taken_apart(path)
-    header[BIAS]["dtype"] = dtype
-    put_header(path, header, numbers)
-    refused(folder.path, "model.safetensors")
+    end = sum(array.nbytes for array in folder.tensors.values())
+    extra = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
+    refused(
+        with_entry(folder, "extra", bytes(size), **extra), "model.safetensors", "extra", "shape"
+    )
 
 
 @pytest.mark.parametrize("end", [False, True])
@@ -196,11 +180,8 @@ def test_bytes_outside_all_tensors_are_refused(folder, place):
 
 
 def test_overlapping_tensors_are_refused(folder):
-    path = folder.write() / "model.safetensors"
-    header, numbers = taken_apart(path)
-    header["embeddings.LayerNorm.weight"]["data_offsets"] = header[BIAS]["data_offsets"]
-    put_header(path, header, numbers)
-    refused(folder.path, "model.safetensors")
+    path = with_entry(folder, "embeddings.LayerNorm.weight", data_offsets=[0, 48])
+    refused(path, "model.safetensors")
 
 
 @pytest.mark.parametrize("name", ["embeddings.\n", "encoder.\x1b[2J", "encoder." + "x" * 10_000])
@@ -228,22 +209,9 @@ def test_unusual_but_valid_headers_are_accepted(folder):
 # an index and its shards
 
 
-def sharded(folder, names=("model-1.safetensors", "model-2.safetensors")):
-    folder.write()
-    (folder.path / "model.safetensors").unlink()
-    tensors = list(folder.tensors)
-    where = {}
-    for number, file in enumerate(names):
-        part = tensors[number :: len(names)]
-        folder.weights(file, {name: folder.tensors[name] for name in part})
-        where |= dict.fromkeys(part, file)
-    folder.json("model.safetensors.index.json", {"metadata": {}, "weight_map": where})
-    return where
-
-
 @pytest.mark.parametrize("chain", [False, True])
 def test_a_shard_that_is_a_link_out_of_the_folder(folder, tmp_path, chain):
-    sharded(folder)
+    folder.shards(*SHARDS)
     shard, away = folder.path / "model-2.safetensors", tmp_path / "elsewhere.safetensors"
     shard.rename(away)
     if chain:  # `shard` points to `inner`, and `inner` points out of the folder
@@ -256,7 +224,7 @@ def test_a_shard_that_is_a_link_out_of_the_folder(folder, tmp_path, chain):
 
 def test_a_link_within_the_folder(folder):
     expected = load(folder.write())(IDS).last_hidden_state
-    sharded(folder)
+    folder.shards(*SHARDS)
     (folder.path / "files").mkdir()
     shard = folder.path / "model-2.safetensors"
     shard.rename(folder.path / "files" / "2")
@@ -271,7 +239,7 @@ def test_a_link_within_the_folder(folder):
 def test_links_of_the_hugging_face_cache_are_followed(folder, tmp_path, shared):
     """Links to the repository's blobs are followed, also if the blobs link to a shared store."""
     expected = load(folder.write())(IDS).last_hidden_state
-    sharded(folder)
+    folder.shards(*SHARDS)
     home = tmp_path / "hub" / "models--some--model"
     snapshot = home / "snapshots" / "0123"
     snapshot.mkdir(parents=True)
@@ -298,22 +266,18 @@ def test_save_copies_no_file_from_outside_the_folder(folder, tmp_path, name):
     assert not (tmp_path / "saved").exists()
 
 
-def test_a_shard_that_is_a_link_to_itself(folder):
-    sharded(folder)
+def test_a_shard_that_is_no_file(folder):
+    folder.shards(*SHARDS)
     shard = folder.path / "model-2.safetensors"
     shard.unlink()
-    shard.symlink_to(shard)
-    refused(folder.path, "model-2.safetensors")
-
-
-def test_a_shard_that_is_no_file(folder):
-    sharded(folder)
-    (folder.path / "model-2.safetensors").unlink()
-    (folder.path / "model-2.safetensors").mkdir()
-    refused(folder.path, "model-2.safetensors")
-    (folder.path / "model-2.safetensors").rmdir()
-    os.mkfifo(folder.path / "model-2.safetensors")  # opening a pipe would block forever
-    refused(folder.path, "model-2.safetensors")
+    shard.symlink_to(shard)  # a link to itself
+    refused(folder.path, shard.name)
+    shard.unlink()
+    shard.mkdir()
+    refused(folder.path, shard.name)
+    shard.rmdir()
+    os.mkfifo(shard)  # opening a pipe would block forever
+    refused(folder.path, shard.name)
 
 
 def test_a_pickle_listed_as_a_shard_is_refused(folder, tmp_path):
@@ -321,7 +285,7 @@ def test_a_pickle_listed_as_a_shard_is_refused(folder, tmp_path):
         def __reduce__(self):
             return (open, (str(tmp_path / "sprung"), "w"))
 
-    where = sharded(folder)
+    where = folder.shards(*SHARDS)
     (folder.path / "model-2.bin").write_bytes(pickle.dumps(Trap()))
     where[BIAS] = "model-2.bin"
     folder.json("model.safetensors.index.json", {"weight_map": where})
@@ -345,7 +309,7 @@ def test_a_huge_file_is_refused_unread(folder, name):
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
 def test_a_pipe_does_not_block_loading(folder, name):
-    sharded(folder)
+    folder.shards(*SHARDS)
     (folder.path / name).unlink()
     os.mkfifo(folder.path / name)
     if name == "config.json":
@@ -430,10 +394,7 @@ def test_an_invalid_size_is_refused(models, family, key):
         if value in free and value is not False:
             continue
         path.write_text(json.dumps({**SMALL[family], key: value}))
-        with pytest.raises(ModelError, match=key) as caught:
-            load(path.parent)
-        assert "\n" not in str(caught.value)
-        assert "config.json" in str(caught.value)
+        refused(path.parent, key, "config.json")
 
 
 @pytest.mark.parametrize(("family", "key"), whole_numbers())
@@ -448,12 +409,16 @@ def test_an_absurd_size_allocates_little_memory(models, family, key):
             assert error.isprintable()
 
 
-@pytest.mark.parametrize("value", ["0", -1, 0, 10**400, float("nan"), float("inf"), True, [], {}])
-def test_an_invalid_value_of_a_float_key_is_refused(models, value):
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        *((float, it) for it in ("0", -1, 0, 10**400, np.nan, np.inf, True, [], {})),
+        *((bool, it) for it in (1, 0, "true", 1.0, [], [True], {})),
+    ],
+)
+def test_an_invalid_value_of_a_float_or_of_a_flag_is_refused(models, kind, value):
     for family, config in SMALL.items():
-        for key in config:
-            if not isinstance(config[key], float):
-                continue
+        for key in (key for key in config if isinstance(config[key], kind)):
             path = models / family / "config.json"
             path.write_text(json.dumps({**config, key: value}))
             refused(path.parent, key, "config.json")
@@ -516,17 +481,6 @@ def test_absurd_numbers_are_refused_for_every_rope_key(kind):
             assert names_it(read, {**table, key: wrong}, key), (key, value)
 
 
-@pytest.mark.parametrize("value", [1, 0, "true", 1.0, [], [True], {}])
-def test_a_flag_must_be_a_boolean(models, value):
-    for family, config in SMALL.items():
-        for key in config:
-            if not isinstance(config[key], bool):
-                continue
-            path = models / family / "config.json"
-            path.write_text(json.dumps({**config, key: value}))
-            refused(path.parent, key, "config.json")
-
-
 # tokenizers
 
 
@@ -580,59 +534,31 @@ def test_a_pattern_that_takes_for_ever(folder, capfd):
     assert model.encode("a").shape == (12,)
 
 
-BOMBS = """
+BOMB = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30,) * 2)
 from qkv.models import ModelError, load
-for path in sys.argv[1:]:
-    try:
-        load(path).tokenize("a")
-        print("loaded", path)
-    except ModelError as error:
-        print(str(error)[:300])
+try:
+    load(sys.argv[1])
+except ModelError as error:
+    print(str(error)[:300])
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process may take is limited there")
-def test_rules_that_would_fill_the_memory_are_not_run(tmp_path):
-    """Use a subprocess with 3 GiB of memory, because running the rules would exhaust it."""
+def test_rules_that_would_fill_the_memory_are_not_run(folder):
+    """Use a subprocess with 3 GiB of memory, because running the rules would exhaust it.
+
+    The library applies the normalizer to added tokens while it reads the file.
+    """
     longer = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}
-    chain = {"type": "Sequence", "normalizers": [longer] * 6}
     added = {**dict.fromkeys(("single_word", "lstrip", "rstrip", "special"), False), "id": 19}
-    cls = {"id": "[CLS]", "ids": [2] * 10**5, "tokens": ["[CLS]"] * 10**5}
-    around = [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}] * 10**5
-    bytes_ = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
-    folders = []
-    for changes, part in (
-        ({"normalizer": chain}, "normalizer may turn one character into 1e+12"),
-        # the library applies the normalizer to added tokens while it reads the file
-        (
-            {"normalizer": chain, "added_tokens": [{**added, "content": "a", "normalized": True}]},
-            "normalizer may turn one character into 1e+12",
-        ),
-        ({"normalizer": {"type": "Prepend", "prepend": "x" * 10**7}}, "has 10,000,000 characters"),
-        (
-            {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [bytes_] * 40}},
-            "pre_tokenizer may turn one character into",
-        ),
-        (
-            {
-                "post_processor": {
-                    "type": "TemplateProcessing",
-                    "single": around,
-                    "pair": [],
-                    "special_tokens": {"[CLS]": cls},
-                }
-            },
-            "post_processor makes",
-        ),
-    ):
-        folder = Folder(tmp_path / f"model{len(folders)}")
-        folder.write()
-        folder.json("tokenizer.json", {**json.loads(tokenizer_json()), **changes})
-        folders.append((str(folder.path), part))
+    changed(folder, "normalizer", value={"type": "Sequence", "normalizers": [longer] * 6})
+    values = json.loads((folder.path / "tokenizer.json").read_text())
+    tokens = [{**added, "content": "a", "normalized": True}]
+    folder.json("tokenizer.json", {**values, "added_tokens": tokens})
     done = subprocess.run(
-        [sys.executable, "-c", BOMBS, *(path for path, _ in folders)],
+        [sys.executable, "-c", BOMB, str(folder.path)],
         env={**os.environ, **ONE_THREAD},
         capture_output=True,
         text=True,
@@ -640,9 +566,9 @@ def test_rules_that_would_fill_the_memory_are_not_run(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    for line, (path, part) in zip(done.stdout.splitlines(), folders, strict=True):
-        assert line.startswith(f"load: {path}/tokenizer.json does not work as a tokenizer: ")
-        assert part in line
+    said = f"load: {folder.path}/tokenizer.json does not work as a tokenizer: "
+    assert done.stdout.startswith(said)
+    assert "normalizer may turn one character into 1e+12" in done.stdout
 
 
 def test_a_vocabulary_without_its_unknown_word(folder):
@@ -674,13 +600,5 @@ def test_invalid_sentence_transformers_files_are_refused(folder, name, content):
     refused(folder.path, name)
 
 
-@pytest.mark.parametrize("value", ["yes", 1, 0, [], {}])
-def test_do_lower_case_must_be_a_boolean(folder, value):
-    folder.write()
-    folder.json("sentence_bert_config.json", {"do_lower_case": value})
-    refused(folder.path, "sentence_bert_config.json", "do_lower_case")
-
-
 def test_small_configs_cover_exactly_the_published_families():
     assert set(SMALL) == set(PUBLISHED)
-    assert bert_tensors(CONFIG)[BIAS].shape == (12,)

@@ -8,6 +8,7 @@ from qkv.circuits import head_scores
 from qkv.models import load
 
 from ..small_models import CONFIGS, write_small
+from ..support import close, padded
 
 SCALINGS = {
     "dynamic": {"rope_type": "dynamic", "factor": 3.0},
@@ -35,11 +36,6 @@ def model(request, tmp_path):
 def texts():
     rng = np.random.default_rng(0)
     return [rng.integers(4, 30, length) for length in LENGTHS]
-
-
-def close(found, expected):
-    assert found.shape == expected.shape
-    assert np.abs(found - expected).max() <= 1e-11 * max(1, np.abs(expected).max())
 
 
 def test_a_text_is_rotated_by_its_own_length(model):
@@ -76,9 +72,6 @@ def test_a_model_call_scales_all_texts_by_the_longest(model):
     `tests/parity` compares the results with those of transformers.
     """
     rows = texts()
-    ids, mask = np.zeros((2, len(rows), max(LENGTHS)), int)
-    for number, row in enumerate(rows):
-        ids[number, : len(row)], mask[number, : len(row)] = row, 1
-    found = model(ids, mask).last_hidden_state
+    found = model(*padded(rows)).last_hidden_state
     close(found[0], model([rows[0]]).last_hidden_state[0])
     assert np.abs(found[1, :3] - model([rows[1]]).last_hidden_state[0]).max() > 1e-3

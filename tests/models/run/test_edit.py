@@ -2,53 +2,20 @@
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 import qkv
 from qkv.models import load
 
 from .. import decoders
 from ..small_models import CONFIGS, write_small
-from ..support import plain_bert
+from ..support import close
 
 TEXT = "the cat sat on the mat."
 TEXTS = [TEXT, "a dog ran, the cat ran", "the bank"]
-
-
-@pytest.fixture(scope="module")
-def double(small):
-    return load(small, dtype=np.float64)
-
-
-@pytest.fixture(scope="module")
-def tensors(small):
-    return load_file(small / "model.safetensors")
-
-
-def close(found, expected, bound=1e-12):
-    assert found.shape == expected.shape
-    assert np.abs(found - expected).max() <= bound * max(1, np.abs(expected).max())
+Z = "blocks.0.attn.hook_z"
 
 
 # heads
-
-
-@pytest.mark.parametrize("pairs", [[(0, 1)], [(1, 0), (1, 2)], [(0, 0), (0, 1), (0, 2), (1, 1)]])
-def test_ablating_heads_equals_zeroing_their_rows_of_the_output_projection(small, pairs):
-    found = load(small, dtype=np.float64).trace(TEXTS, ablate=pairs)
-    zeroed = load(small, dtype=np.float64)
-    for layer, head in pairs:
-        name = f"blocks.{layer}.attn.out_proj.weight"
-        weight = zeroed.parameters[name].copy()
-        weight[head * 4 : head * 4 + 4] = 0
-        zeroed.parameters[name] = weight
-    expected = zeroed.trace(TEXTS)
-    for name in expected.names():
-        if not name.endswith(("hook_z", "hook_attn_scores")):
-            close(found[name], expected[name])  # the pattern too: the softmax's output
-    for layer, head in pairs:
-        assert not found["z", layer][:, :, head].any()
-        np.testing.assert_allclose(found[0]["pattern", layer][:, head].sum(-1), 1, rtol=1e-12)
 
 
 def test_layers_and_heads_may_be_counted_from_the_end_and_named_twice(double):
@@ -64,29 +31,6 @@ def test_layers_and_heads_may_be_counted_from_the_end_and_named_twice(double):
 def positions(model, text, *words):
     """Return the positions of these tokens in a text."""
     return [i for i, token in enumerate(model.tokenize(text).tokens) if token in words]
-
-
-@pytest.mark.parametrize(
-    ("words", "tokens"),
-    [
-        (["cat"], ["cat"]),
-        (["The", "ran"], ["the", "ran"]),
-        (["[SEP]"], ["[SEP]"]),
-        (["[CLS]", "mat", "."], ["[CLS]", "mat", "."]),
-    ],
-)
-def test_masked_words_match_the_plain_bert(double, tensors, words, tokens):
-    text = "the cat sat on the mat. a dog ran"
-    hidden = positions(double, text, *tokens)
-    assert hidden
-    states, weights = plain_bert(tensors, double.config, double.tokenize(text).ids, hidden=hidden)
-    trace = double.trace(text, hide=words)
-    for found, expected in zip(trace.hidden_states, states, strict=True):
-        close(found[0], expected)
-    for found, expected in zip(trace.attentions, weights, strict=True):
-        close(found[0], expected)
-        assert not found[..., hidden].any()
-    assert np.isneginf(trace["attn_scores", 0][..., hidden]).all()
 
 
 def test_masking_a_word_masks_exactly_its_own_subwords(double):
@@ -119,12 +63,6 @@ def test_an_edge_masks_one_key_for_one_query(double):
     assert trace.changed == {"hide": [(1, 2), (2, 1, 1), (0, -1, 0, 2), (8, 3)]}
 
 
-def test_a_saved_trace_records_masked_edges_and_edits(double, tmp_path):
-    double.trace(TEXT, hide=[(1, 2), "cat", 3], edit={("z", 0): abs}).save(tmp_path / "trace")
-    changed = qkv.Trace.load(tmp_path / "trace").changed
-    assert changed == {"hide": [(1, 2), "cat", 3], "edit": ["blocks.0.attn.hook_z"]}
-
-
 # heads with replaced outputs
 
 
@@ -135,22 +73,18 @@ def test_ablate_replaces_head_outputs_by_a_mean_a_vector_or_zero(double):
     for layer in range(2):
         rows = np.concatenate([text["z", layer][0] for text in plain])  # rows of all texts
         means = rows.mean(0)  # (Hq, d)
-        for text in trace:
+        for text, whole in zip(trace, plain, strict=True):
             z = text["z", layer][0]
             if layer == 0:
                 close(z[:, 1], np.broadcast_to(means[1], z[:, 1].shape))
                 close(z[:, 2], np.broadcast_to(vector, z[:, 2].shape))
-                close(text["pattern", 0], plain[text_number(trace, text)]["pattern", 0])
+                close(text["pattern", 0], whole["pattern", 0])
             else:
                 close(z[:, :2], np.broadcast_to(means[:2], z[:, :2].shape))
                 assert not z[:, 2].any()
     assert trace.changed == {"ablate": [(0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]}
     shorter = trace["z", 0][2]
     assert not shorter[len(trace[2].tokens) :].any()  # padding stays 0
-
-
-def text_number(trace, text):
-    return next(i for i in range(len(trace)) if trace[i].text == text.text)
 
 
 # activations
@@ -433,48 +367,39 @@ def test_top_k_summaries_reflect_masked_words_and_ablated_heads(double):
         ({"hide": [(1, 2, 2)]}, ValueError, "`hide` names layer 2, but the model has 2 layers"),
         ({"hide": [(1, 2, 0, 3)]}, ValueError, "`hide` names head 3, but layer 0 has 3 heads.*2"),
         ({"hide": [(9, 2)]}, ValueError, "`hide` has position 9, but no text has more than 9"),
-        (
-            {"ablate": {(0, 1): "men"}},
-            ValueError,
-            r"`ablate` has 'men' for \(0, 1\); pass \"zero\"",
-        ),
+        ({"ablate": {(0, 1): "men"}}, ValueError, r"`ablate` has 'men' for \(0, 1\); pass"),
         ({"ablate": {(0, 1): np.ones(12)}}, ValueError, r"`ablate` has an array \(12,\) for \(0"),
         ({"ablate": {(0, 1): ["a"]}}, TypeError, r"`ablate`\[\(0, 1\)\]|`ablate` has <U1"),
         ({"edit": [("z", 0)]}, TypeError, r"edit\[0\] is \('z', 0\); pass a record, such as "),
         ({"edit": 3}, TypeError, "`edit` is 3; pass a mapping from an activation to .*, or a list"),
         ({"edit": {3: abs}}, TypeError, "`edit` has 3; pass an activation's full name, or a tuple"),
         ({"edit": {("z", 0): None}}, TypeError, "`edit` has None for blocks.0.attn.hook_z; pass a"),
-        (
-            {"edit": {("z", 0): abs, "blocks.0.attn.hook_z": abs}},
-            ValueError,
-            "`edit` has two changes for blocks.0.attn.hook_z; pass only one",
-        ),
+        ({"edit": {("z", 0): abs, Z: abs}}, ValueError, f"`edit` has two changes for {Z}; pass"),
         ({"edit": {"logits": abs}}, ValueError, "`edit` has 'logits', which is the output of the"),
-        ({"edit": {("z", 0): np.ones((2, 9, 3, 4))}}, ValueError, r"`edit` has shape \(2, 9, 3.*4"),
-        (
-            {"edit": {("z", 0): np.ones((1, 9, 3, 4), bool)}},
-            TypeError,
-            "`edit` has bool for blocks",
+        *(
+            ({"edit": {name: abs}}, KeyError, "`edit` has .*, and there is no ")
+            for name in (("zz", 0), ("z", 2), "hook_zz", ("z", 0, "mlp"))
         ),
+        ({"edit": {("z", 0): np.ones((2, 9, 3, 4))}}, ValueError, r"`edit` has shape \(2, 9, 3.*4"),
+        ({"edit": {Z: np.ones((1, 9, 3, 4), bool)}}, TypeError, "`edit` has bool for blocks"),
         ({"edit": {("z", 0): lambda z: None}}, TypeError, "the function for blocks.0.attn.hook_z"),
         (
-            {"edit": {("pattern", 1): lambda p: p[:, 0]}},
+            {"edit": {Z: lambda z: z[:, 0]}},
             ValueError,
-            r".*for blocks.1.attn.hook_pattern got \(1, 3, 9, 9\) and returned \(1, 9, 9\)",
+            r".*_z got \(1, 9, 3, 4\) and re.* \(1, 3, 4",
         ),
         ({"edit": {("z", 0): lambda z: z > 0}}, TypeError, ".*hook_z returned bool: return floats"),
         (
             {"edit": {("pattern", 1): abs}, "top_k": 2},
             ValueError,
-            "top_k is 2, but an edit changes blocks.1.attn.hook_pattern, and top_k cannot "
-            "summarise edited weights",
+            "top_k is 2, but an edit changes",
         ),
         ({"hide": (3, 1)}, TypeError, r"`hide` is \(3, 1\), which could mean positions or one"),
         ({"hide": ["the", "cat", "sat", "on", "mat", "."]}, ValueError, "hide masks every word of"),
     ],
 )
 def test_trace_refuses_invalid_ablate_hide_and_edit(double, options, error, said):
-    with pytest.raises(error, match=f"^trace: {said}") as raised:
+    with pytest.raises(error, match=f"^.?trace: {said}") as raised:  # a KeyError is quoted
         double.trace(TEXT, **options)
     assert "\n" not in str(raised.value)
 
@@ -485,7 +410,7 @@ def test_trace_refuses_invalid_ablate_hide_and_edit(double, options, error, said
         {"edit": {"hook_zz": abs}},
         {"edit": {("z", 0): "zero"}},
         {"edit": {("z", 0): np.array(["a"])}},
-        {"edit": {("z", 0): abs, "blocks.0.attn.hook_z": abs}},
+        {"edit": {("z", 0): abs, Z: abs}},
         {"ablate": [(9, 0)]},
         {"ablate": {(0, 0): "men"}},
         {"hide": [(0, 1, 9)]},
@@ -511,17 +436,6 @@ def test_the_last_of_two_ablations_of_a_head_wins(double):
     assert (double.trace(TEXT, ablate=dict(reversed(values.items())))["z", 1] == 2).all()
 
 
-@pytest.mark.parametrize("name", [("zz", 0), ("z", 2), "hook_zz", ("z", 0, "mlp")])
-def test_editing_an_unknown_activation_is_refused(double, name):
-    with pytest.raises(KeyError, match=r"trace: `edit` has .*, and there is no "):
-        double.trace(TEXT, edit={name: abs})
-
-
-def test_editing_an_activation_that_a_run_only_records_is_refused(double):
-    with pytest.raises(ValueError, match=r"trace: `edit` has .*, which a run only records"):
-        double.trace(TEXT, edit={("lse", 0): abs})
-
-
 def test_edits_are_checked_before_the_run_and_errors_of_functions_propagate(double):
     calls = []
     with pytest.raises(ValueError, match="`edit` has"):
@@ -537,11 +451,6 @@ def test_edits_are_checked_before_the_run_and_errors_of_functions_propagate(doub
     with pytest.raises(RuntimeError, match=r"^mine$"):
         double.trace(TEXT, edit={("z", 0): fails})
     np.testing.assert_array_equal(double.trace(TEXT)["resid_post", 1], before)
-
-
-def test_the_error_for_a_fully_masked_text_gives_its_index(double):
-    with pytest.raises(ValueError, match="hide masks every word of text 2"):
-        double.trace(TEXTS, hide=["the", "bank"])
 
 
 def test_hiding_an_unknown_word_does_not_match_other_unknown_words(double):

@@ -10,7 +10,7 @@ from qkv.models.run.batches import POSITIONS
 
 from .. import decoders
 from ..small_models import CONFIGS, write_small
-from ..support import cross_encoder
+from ..support import close, cross_encoder
 
 KINDS = ["cross-encoder", "gpt2", "llama", "modernbert", "bloom", "albert", "t5", "clip", "vit"]
 TEXTS = ["the cat sat on the mat.", "a dog ran, the cat ran", "the bank", "a", "the dog sat"]
@@ -34,11 +34,6 @@ def texts_of(model, kind, count):
     if kind == "vit":
         return rng.standard_normal((count, 2, 8, 8))
     return rng.integers(4, len(model.embedding.table), (count, LENGTH))
-
-
-def close(found, expected, bound=1e-12):
-    assert found.shape == expected.shape
-    assert np.abs(found - expected).max() <= bound * max(1, np.abs(expected).max())
 
 
 def seen_by(call, *args, edit, **options):
@@ -74,22 +69,14 @@ def test_swapping_embeddings_in_trace_swaps_the_results(tmp_path, kind):
     close(by_three[last], model.trace(texts[order], names=[last])[last])
 
 
-@pytest.mark.parametrize("kind", KINDS[:-2])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "clip"])
 def test_swapping_embeddings_in_a_call_swaps_the_results(tmp_path, kind):
     model = model_of(tmp_path, kind)
-    ids = texts_of(model, kind, POSITIONS // 6)
-    written = np.tile([[2, 5]], (len(ids), 1))
-    more = {"decoder_input_ids": written} if kind == "t5" else {}
+    texts = texts_of(model, kind, POSITIONS // (2 if kind == "vit" else 6))
+    more = {"decoder_input_ids": np.tile([[2, 5]], (len(texts), 1))} if kind == "t5" else {}
     name = "encoder.hook_full_embed" if kind == "t5" else "hook_full_embed"
-    found = model(ids, **more, edit={name: lambda x: x[::-1]})
-    close(found.last_hidden_state, model(ids[::-1], **more).last_hidden_state)
-
-
-def test_swapping_image_embeddings_in_a_call_swaps_the_logits(tmp_path):
-    model = model_of(tmp_path, "vit")
-    pixels = texts_of(model, "vit", POSITIONS // 2)
-    found = model(pixels, edit={"embed": lambda x: x[::-1]}).logits
-    close(found, model(pixels[::-1]).logits)
+    found = model(texts, **more, edit={name: lambda x: x[::-1]})
+    close(found.last_hidden_state, model(texts[::-1], **more).last_hidden_state)
 
 
 def test_swapping_embeddings_of_pairs_swaps_the_results(tmp_path):
@@ -106,10 +93,8 @@ def test_at_gives_the_name_layer_texts_and_positions(tmp_path):
     model = model_of(tmp_path, "cross-encoder")
     edit = ["hook_pos_embed", ("pattern", 1), "blocks.0.mlp.hook_post"]
     trace, seen = seen_by(model.trace, TEXTS, edit=edit)
-    longest = max(trace.lengths)
-    expected = np.where(
-        np.arange(longest) < trace.lengths[:, None], np.arange(longest)[None], -1
-    ).tolist()
+    places = np.arange(max(trace.lengths))
+    expected = np.where(places < trace.lengths[:, None], places, -1).tolist()
     assert [(at.name, at.layer) for _, at in seen] == [
         ("hook_pos_embed", None),
         ("blocks.0.mlp.hook_post", 0),
@@ -151,10 +136,8 @@ def test_encode_says_which_texts_are_run_together(tmp_path, size):
         for row, number in enumerate(at.texts):
             own = model.trace(TEXTS[number], names="embed")["embed"][0]
             close(x[row, : len(own)], own)
-            assert at.positions[row].tolist() == [
-                *range(len(own)),
-                *[-1] * (x.shape[1] - len(own)),
-            ]
+            padding = [-1] * (x.shape[1] - len(own))
+            assert at.positions[row].tolist() == [*range(len(own)), *padding]
 
 
 def test_a_stream_edits_each_batch_and_reports_its_texts(tmp_path):
@@ -167,13 +150,8 @@ def test_a_stream_edits_each_batch_and_reports_its_texts(tmp_path):
     found = model.trace_stream(ids, batch_size=size, names=[last], edit=swap)
     for trace, part in zip(found, (ids[:size], ids[size:]), strict=True):
         close(trace[last], model.trace(part[::-1], names=[last])[last])
-    stream, seen = seen_by(
-        lambda *args, **more: list(model.trace_stream(*args, **more)),
-        ids,
-        batch_size=size,
-        edit=[("z", 0)],
-    )
-    assert len(stream) == 2
+    stream, seen = seen_by(model.trace_stream, ids, batch_size=size, edit=[("z", 0)])
+    assert len([*stream]) == 2
     assert [at.texts.tolist() for _, at in seen] == [[*range(100)], [*range(100, 150)]]
 
 

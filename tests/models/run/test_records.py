@@ -21,6 +21,10 @@ from ..support import mask_bert
 
 TEXT = "the cat sat on the [MASK]"  # 8 tokens
 RECORDS = examples(8, "dog", 12)
+ABLATE: Edit = {"op": "ablate", "layer": 0, "head": 1}
+ADD: Edit = {"op": "add", "at": "attn_out", "layer": 0, "vector": [1.0] * 12}
+PATCH: Edit = {"op": "patch", "at": "z", "layer": 0, "from": "the dog ran by the [MASK]"}
+SET: Edit = {"op": "set", "at": "z", "layer": 0, "head": 1}
 LISTS: list[list[Edit]] = [
     *([one] for one in RECORDS.values()),
     *map(list, itertools.pairwise([*RECORDS.values(), *list(RECORDS.values())[:1]])),
@@ -177,8 +181,7 @@ def test_records_and_arguments_say_the_same(model: Model) -> None:
     ]
     found = model.trace(TEXT, edit=records)
     assert found.changed == trace.changed
-    for name in trace.names():
-        np.testing.assert_array_equal(found[name], trace[name])
+    np.testing.assert_equal(dict(found), dict(trace))
 
 
 def test_a_trace_says_what_its_records_changed(model: Model, tmp_path: Path) -> None:
@@ -308,47 +311,41 @@ def test_a_gradient_is_that_of_the_swapped_text(model: Model) -> None:
         ({"op": "ablate", "layer": 2}, r"\(ablate\) has layer 2; pass 0 to 1, because the model"),
         ({"op": "ablate", "layer": 0, "head": 3}, r"\(ablate\) has head 3; pass 0 to 2, because a"),
         (
-            {"op": "ablate", "layer": 0, "head": 1, "with": [1.0] * 3},
-            r"\(ablate\) has an array \(3,\) for \(0, 1\), but a head's output has shape "
-            r"\(4,\)",
+            ABLATE | {"with": [1.0] * 3},
+            r"\(ablate\) has an array \(3,\) for \(0, 1\), but .* \(4,\)",
         ),
-        ({"op": "scale", "value": float("nan")}, r"\(scale\) has value nan; pass a finite number"),
-        *(
-            (
-                {"op": "scale", "value": value},
-                r"\(scale\) has value \d+(\.\.\.)?; pass a .* fits in 64",
-            )
-            for value in (10**400, 2**70)
-        ),
+        ({"op": "scale", "value": np.nan}, r"\(scale\) has value nan; pass a finite number"),
+        ({"op": "scale", "value": 10**400}, r"\(scale\) has value \d+\.\.\.; pass a .* fits in 64"),
+        ({"op": "scale", "value": 2**70}, r"\(scale\) has value \d+; pass a .* fits in 64"),
         (RECORDS["row"] | {"weights": [1]}, r"\(row\) has weights \[1\]; pass.*8"),
         (
-            {"op": "add", "at": "attn_out", "layer": 0, "vector": [1.0] * 11},
-            r"\(add\) has vector \[1.*; pass 12 finite numbers, the size of a vector",
+            ADD | {"vector": [1.0] * 11},
+            r"\(add\) has vector \[1.*; pass 12 finite numbers, the size",
         ),
         (
-            {"op": "add", "at": "z", "layer": 0, "vector": [1.0] * 12},
-            r"\(add\) has at 'z': it must be one of resid_pre, resid_post, attn_out, mlp_out",
+            ADD | {"at": "z"},
+            r"\(add\) has at 'z': it must be one of resid_pre, resid_post, attn_out",
         ),
-        ({"op": "patch", "at": "z", "layer": 0, "from": "a dog ran"}, r"\(patch\) has from 'a dog"),
+        (PATCH | {"from": "a dog ran"}, r"\(patch\) has from 'a dog"),
         (
-            {"op": "patch", "at": "z", "layer": 0, "from": ["a dog ran"]},
-            r"\(patch\) has from \['a dog ran'\]; pass a text with at least one word",
-        ),
-        (
-            {"op": "patch", "at": "mlp_out", "layer": 0, "head": 1, "from": OTHER},
-            r"\(patch\) has a head, but mlp_out does not belong to a head: omit the head",
+            PATCH | {"from": ["a dog ran"]},
+            r"\(patch\) has from \['a dog ran'\]; pass a text with at",
         ),
         (
-            {"op": "set", "at": "z", "layer": 0, "head": 1, "value": [[1.0] * 4] * 7},
-            r"\(set\) has value \[\[1.*; pass finite numbers \(8, 4\), because text 0 has 8 tokens",
+            PATCH | {"at": "mlp_out", "head": 1},
+            r"\(patch\) has a head, but mlp_out does not belong",
+        ),
+        (
+            SET | {"value": [[1.0] * 4] * 7},
+            r"\(set\) has value \[\[1.*; pass finite numbers \(8, 4\), b",
         ),
         (
             {"op": "set", "at": "pattern", "layer": 0, "value": [[1.0]]},
             r"\(set\) has value \[\[1.0\]\]; pass finite numbers \(3, 8, 8\), because text 0 has 8",
         ),
         (
-            {"op": "set", "at": "z", "layer": 0, "token": 0, "head": 0, "value": [np.inf] * 4},
-            r"\(set\) has value \[inf.*; pass finite numbers \(4,\), because",
+            SET | {"token": 0, "value": [np.inf] * 4},
+            r"\(set\) has value \[inf.*; pass finite .*\(4,\)",
         ),
         ({"op": "swap", "token": 2, "with": "dig"}, r"\(swap\) has with 'dig'; pass one entry of"),
     ],
@@ -361,10 +358,11 @@ def test_what_does_not_fit_is_said(model: Model, record: Any, said: str) -> None
 
 
 def test_a_text_that_is_too_short_is_named(model: Model) -> None:
-    with pytest.raises(ValueError, match=r"has token 6; pass 0 to 4, because text 1 has 5 tokens$"):
-        model.trace([TEXT, "a dog ran"], edit=[{"op": "hide", "token": 6}])
-    records = [{"op": "hide", "token": 6}]
-    stream = model.trace_stream([TEXT, "a dog ran"], edit=records, batch_size=1)
+    said = "has token 6; pass 0 to 4, because text 1 has 5 tokens$"
+    texts, edit = [TEXT, "a dog ran"], [{"op": "hide", "token": 6}]
+    with pytest.raises(ValueError, match=said):
+        model.trace(texts, edit=edit)
+    stream = model.trace_stream(texts, edit=edit, batch_size=1)
     next(stream)
-    with pytest.raises(ValueError, match=r"has token 6; pass 0 to 4, because text 1 has 5 tokens$"):
+    with pytest.raises(ValueError, match=said):
         next(stream)

@@ -13,20 +13,7 @@ from qkv.models.run import batches
 from qkv.models.tasks.tracing import names_to_keep
 from rows import failing
 
-from ..small_models import CONFIGS, write_small
-
 TEXTS = ["the cat sat on the mat.", "running", "a dog ran, the cat ran", "xyzzy", "the bank"]
-
-
-@pytest.fixture(scope="module")
-def encoder(small):
-    return load(small, dtype=np.float64)
-
-
-@pytest.fixture(scope="module")
-def decoder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("streams") / "llama"
-    return load(write_small(folder, CONFIGS["llama"]), dtype=np.float64)
 
 
 def same(found, expected):
@@ -56,10 +43,10 @@ EDITED = {
 
 
 @pytest.mark.parametrize("options", EDITED.values(), ids=EDITED)
-@pytest.mark.parametrize("which", ["encoder", "decoder"])
+@pytest.mark.parametrize("which", ["double", "llama"])
 def test_a_trace_in_batches_equals_the_whole_trace(request, which, options):
     model = request.getfixturevalue(which)
-    options = {"logits": which == "decoder", **options}
+    options = {"logits": which == "llama", **options}
     whole = model.trace(TEXTS, batch_size=5, **options)
     for size in (1, 2, 3):
         found = model.trace(TEXTS, batch_size=size, **options)
@@ -72,37 +59,35 @@ def test_a_trace_in_batches_equals_the_whole_trace(request, which, options):
             )
 
 
-def test_batches_are_joined_for_every_activation(encoder, decoder):
+def test_batches_are_joined_for_every_activation(double, llama):
     """Batches are joined for every activation, even if a trace keeps it only on request."""
-    for model in (encoder, decoder):
-        names = [
-            name for name in model.network.hook_names if names_to_keep([name], names=name)(name)
-        ]
-        names = [name for name in names if ".hook_" in name or name.startswith("hook_")]
+    for model in (double, llama):
+        names = [name for name in model.network.hook_names if "hook_" in name.rpartition(".")[2]]
+        names = [name for name in names if names_to_keep([name], names=name)(name)]
         same(model.trace(TEXTS, names=names, batch_size=2), model.trace(TEXTS, names=names))
 
 
-def test_a_large_trace_is_split_into_batches_by_default(encoder, monkeypatch):
-    whole = encoder.trace(TEXTS)
+def test_a_large_trace_is_split_into_batches_by_default(double, monkeypatch):
+    whole = double.trace(TEXTS)
     runs = []
-    network, run = encoder.network, encoder.network.run
+    network, run = double.network, double.network.run
     monkeypatch.setattr(
         network, "run", lambda batch, *a, **more: runs.append(len(batch)) or run(batch, *a, **more)
     )
     monkeypatch.setattr(batches, "POSITIONS", 20)
-    same(encoder.trace(TEXTS), whole)
+    same(double.trace(TEXTS), whole)
     assert len(runs) > 1
     assert sum(runs) == len(TEXTS)
 
 
-def test_one_array_of_two_names_stays_one(encoder):
-    for trace in (encoder.trace(TEXTS), encoder.trace(TEXTS, batch_size=2)):
+def test_one_array_of_two_names_stays_one(double):
+    for trace in (double.trace(TEXTS), double.trace(TEXTS, batch_size=2)):
         both = trace["normalized_resid_post", 0], trace["ln2.normalized", 0]
         assert np.shares_memory(*both)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 64])
-def test_a_stream_gives_the_texts_in_order(encoder, size):
+def test_a_stream_gives_the_texts_in_order(double, size):
     read = []
 
     def texts():
@@ -110,32 +95,29 @@ def test_a_stream_gives_the_texts_in_order(encoder, size):
             read.append(text)
             yield text
 
-    stream = encoder.trace_stream(texts(), batch_size=size, names=["pattern", "resid_post"])
+    stream = double.trace_stream(texts(), batch_size=size, names=["pattern", "resid_post"])
     assert not read
     for place, trace in zip(range(0, len(TEXTS), size), stream, strict=True):
         assert read == TEXTS[: place + size]  # no further texts were read
-        same(trace, encoder.trace(TEXTS[place : place + size], names=["pattern", "resid_post"]))
+        same(trace, double.trace(TEXTS[place : place + size], names=["pattern", "resid_post"]))
     assert read == TEXTS
 
 
-def test_a_stream_of_ids(encoder):
+def test_a_stream_of_ids(double):
     ids = np.array([[2, 4, 3], [2, 5, 3], [2, 6, 3]])
     for given in (ids, ids.tolist(), iter(ids)):
-        found = [trace for trace in encoder.trace_stream(given, batch_size=2)]
+        found = [trace for trace in double.trace_stream(given, batch_size=2)]
         assert [len(trace) for trace in found] == [2, 1]
         assert [text for trace in found for text in trace.ids] == ids.tolist()
-    assert list(encoder.trace_stream([])) == []
+    assert list(double.trace_stream([])) == []
 
 
 def test_a_stream_warns_once_of_all_that_was_cut(small):
     model = load(small)
     model.max_seq_length = 5
+    texts = ["the cat sat on the mat", "the cat", "a dog ran a b c"]
     with pytest.warns(UserWarning, match="2 of 3 texts were cut to 5 tokens") as said:
-        list(
-            model.trace_stream(
-                ["the cat sat on the mat", "the cat", "a dog ran a b c"], batch_size=1
-            )
-        )
+        list(model.trace_stream(texts, batch_size=1))
     assert len(said) == 1
     assert said[0].filename == __file__
     with warnings.catch_warnings():
@@ -143,7 +125,7 @@ def test_a_stream_warns_once_of_all_that_was_cut(small):
         list(model.trace_stream(["the cat"], batch_size=1))
 
 
-def test_invalid_arguments_are_refused_before_texts_are_read(encoder):
+def test_invalid_arguments_are_refused_before_texts_are_read(double):
     for texts, options, error, words in (
         ("the cat", {}, TypeError, "`texts` is one text; pass a list of texts, or call trace"),
         (np.array([2, 4]), {}, TypeError, "`texts` is one text"),
@@ -160,12 +142,12 @@ def test_invalid_arguments_are_refused_before_texts_are_read(encoder):
         (TEXTS, {"ablate": {(0, 1): "mean"}}, ValueError, r"\"mean\" for \(0, 1\), but the mean"),
     ):
         with failing(texts, options, error, words), pytest.raises(error, match=words):
-            encoder.trace_stream(texts, **options)
+            double.trace_stream(texts, **options)
 
 
 @pytest.mark.parametrize(("wrong", "error"), [("", ValueError), (3.5, TypeError)])
-def test_stream_errors_number_texts_across_batches(encoder, wrong, error):
-    stream = encoder.trace_stream(["the cat", "the dog", "a mat", wrong], batch_size=2)
+def test_stream_errors_number_texts_across_batches(double, wrong, error):
+    stream = double.trace_stream(["the cat", "the dog", "a mat", wrong], batch_size=2)
     assert len(next(stream)) == 2
     with pytest.raises(error, match="trace_stream: text 3 is"):
         next(stream)
@@ -184,8 +166,8 @@ def test_stream_errors_number_texts_across_batches(encoder, wrong, error):
         (["a cat"], {"edit": {("pattern", 0): abs}, "top_k": 2}, ValueError, "top_k is 2, but an"),
     ],
 )
-def test_an_error_of_a_batch_names_the_call_that_was_made(encoder, texts, options, error, words):
-    stream = encoder.trace_stream(texts, batch_size=1, **options)
+def test_an_error_of_a_batch_names_the_call_that_was_made(double, texts, options, error, words):
+    stream = double.trace_stream(texts, batch_size=1, **options)
     with pytest.raises(error, match=f"trace_stream: {words}"):
         list(stream)
 

@@ -4,9 +4,6 @@ import numpy as np
 import pytest
 
 from qkv.circuits import head_scores, patch
-from qkv.models import load
-
-from ..small_models import CONFIGS, write_small
 
 IDS = [3, 7, 1, 9, 4]
 OTHER = [3, 7, 8, 9, 2]
@@ -34,12 +31,6 @@ class Tensor:
         return map(Tensor, self.data)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("inputs") / "llama"
-    return load(write_small(folder, CONFIGS["llama"]), dtype=np.float64)
-
-
 WAYS = {
     "trace": lambda model, ids, _: model.trace(ids, logits=True)["logits"],
     "trace of two": lambda model, *both: model.trace([*both], logits=True)["logits"],
@@ -56,32 +47,32 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_tensors_of_ids_are_ids(model, way):
+def test_tensors_of_ids_are_ids(llama, way):
     run = WAYS[way]
-    np.testing.assert_array_equal(run(model, Tensor(IDS), Tensor(OTHER)), run(model, IDS, OTHER))
+    np.testing.assert_array_equal(run(llama, Tensor(IDS), Tensor(OTHER)), run(llama, IDS, OTHER))
 
 
-def test_one_tensor_of_several_texts(model):
-    expected = model.trace([IDS, OTHER])
-    found = model.trace(Tensor([IDS, OTHER]))
+def test_one_tensor_of_several_texts(llama):
+    expected = llama.trace([IDS, OTHER])
+    found = llama.trace(Tensor([IDS, OTHER]))
     assert found.ids == expected.ids
-    streamed = [one.ids for one in model.trace_stream(Tensor([IDS, OTHER]), batch_size=1)]
+    streamed = [one.ids for one in llama.trace_stream(Tensor([IDS, OTHER]), batch_size=1)]
     assert streamed == [[IDS], [OTHER]]
 
 
-def test_trace_stream_refuses_a_tensor_of_one_text(model):
+def test_trace_stream_refuses_a_tensor_of_one_text(llama):
     with pytest.raises(TypeError, match="`texts` is one text; pass a list of texts"):
-        model.trace_stream(Tensor(IDS), batch_size=1)
+        llama.trace_stream(Tensor(IDS), batch_size=1)
 
 
-def test_tensors_of_floats_are_no_ids(model):
+def test_tensors_of_floats_are_no_ids(llama):
     with pytest.raises(TypeError, match="text 0 is Tensor, not a string"):
-        model.trace([Tensor([0.5, 1.5])])
+        llama.trace([Tensor([0.5, 1.5])])
 
 
-def test_lengths_locate_each_last_token_in_a_padded_batch(model):
-    texts, step = [IDS, OTHER[:2], OTHER[:3]], np.linspace(-1, 1, model.dim)
-    last = model.trace(texts, names="embed").lengths - 1
+def test_lengths_locate_each_last_token_in_a_padded_batch(llama):
+    texts, step = [IDS, OTHER[:2], OTHER[:3]], np.linspace(-1, 1, llama.dim)
+    last = llama.trace(texts, names="embed").lengths - 1
 
     def by_lengths(resid):
         resid[np.arange(len(resid)), last] += step
@@ -92,11 +83,11 @@ def test_lengths_locate_each_last_token_in_a_padded_batch(model):
         return resid
 
     at = ("resid_post", 0)
-    found = model.trace(texts, edit={at: by_lengths}, logits=True)
+    found = llama.trace(texts, edit={at: by_lengths}, logits=True)
     for number, text in enumerate(texts):
-        expected = model.trace(text, edit={at: of_one}, logits=True)["logits"]
+        expected = llama.trace(text, edit={at: of_one}, logits=True)["logits"]
         np.testing.assert_allclose(found[number]["logits"], expected, rtol=0, atol=1e-11)
-    in_padding = model.trace(texts, edit={at: of_one}, logits=True)
+    in_padding = llama.trace(texts, edit={at: of_one}, logits=True)
     np.testing.assert_allclose(
-        in_padding[1]["logits"], model.trace(texts[1], logits=True)["logits"], rtol=0, atol=1e-11
+        in_padding[1]["logits"], llama.trace(texts[1], logits=True)["logits"], rtol=0, atol=1e-11
     )

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from ..support import close, padded
+
 TEXTS = ["the cat sat on the mat.", "a dog ran", "the cat", "a b c the bank", "the dog sat ."]
 LAST = ("resid_post", -1)
 OPTIONS = {
@@ -13,11 +15,6 @@ OPTIONS = {
     "position": {"hide": [3, (2, 1, 1), (1, -1)]},
     "edit": {"edit": {("z", 1): lambda z: z / 3}},
 }
-
-
-def close(found, expected):
-    assert found.shape == expected.shape
-    assert np.abs(found - expected).max() <= 1e-12 * max(1, np.abs(expected).max())
 
 
 def alone(model, options):
@@ -68,10 +65,6 @@ def test_a_text_gives_the_same_in_every_batch(model_of, kind, name):
         for number, rows in enumerate(expected):
             close(trace[number][LAST][0], rows)
     ids = [model.tokenize(text).ids for text in TEXTS]
-    longest = max(map(len, ids))
-    whole, mask = np.zeros((2, len(ids), longest), int)
-    for row, own in enumerate(ids):
-        whole[row, : len(own)], mask[row, : len(own)] = own, 1
     if not any(isinstance(one, tuple) and -1 in one for one in options.get("hide", ())):
         seen = []
 
@@ -79,7 +72,7 @@ def test_a_text_gives_the_same_in_every_batch(model_of, kind, name):
             seen.append(x.copy())
             return x
 
-        model(whole, mask, **{**options, "edit": {**options.get("edit", {}), LAST: look}})
+        model(*padded(ids), **{**options, "edit": {**options.get("edit", {}), LAST: look}})
         for number, rows in enumerate(expected):
             close(seen[0][number, : len(rows)], rows)
     final = model.trace(TEXTS, **options)

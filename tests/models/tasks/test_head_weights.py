@@ -12,12 +12,6 @@ from ..small_models import CONFIGS, write_small
 TEXT = "the cat sat on the mat"
 
 
-@pytest.fixture(scope="module")
-def grouped(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("heads") / "llama"
-    return load(write_small(folder, CONFIGS["llama"]), dtype=np.float64)
-
-
 def test_qk_and_ov_products_give_scores_and_results():
     """The model is attention-only, without norms, biases or rotary positions."""
     model = qkv.load("random", dtype=np.float64)
@@ -28,30 +22,6 @@ def test_qk_and_ov_products_give_scores_and_results():
         np.testing.assert_allclose(scores, trace["attn_scores", 0][0, head], atol=1e-12)
         added = trace["pattern", 0][0, head] @ x @ heads.ov.full()[head]
         np.testing.assert_allclose(added, trace["result", 0][0, :, head], atol=1e-12)
-
-
-def test_shared_key_heads_are_repeated(grouped):
-    names = ["ln1.normalized", "q", "k", "v", "z", "result"]
-    trace = grouped.trace(TEXT, names=names)
-    for layer in (0, 1):
-        heads = grouped.head_weights(layer)
-        x = trace["ln1.normalized", layer][0]
-        count, shared = trace["q", layer].shape[2], trace["k", layer].shape[2]
-        assert count > shared
-        for head in range(count):
-            read = head // (count // shared)
-            for name, weight, number in (
-                ("q", heads.W_Q, head),
-                ("k", heads.W_K, read),
-                ("v", heads.W_V, read),
-            ):
-                bias = grouped.parameters.get(f"blocks.{layer}.attn.{name}_proj.bias")
-                size = weight.shape[-1]
-                plus = 0 if bias is None else bias[number * size : (number + 1) * size]
-                found = x @ weight[head] + plus
-                np.testing.assert_allclose(found, trace[name, layer][0, :, number], atol=1e-12)
-            added = trace["z", layer][0, :, head] @ heads.W_O[head]
-            np.testing.assert_allclose(added, trace["result", layer][0, :, head], atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "opt"])
@@ -91,8 +61,8 @@ def test_a_model_without_words_has_no_unembedding():
 
 
 @pytest.mark.parametrize("which", ["qk", "ov"])
-def test_eigenvalues_are_those_of_the_whole_matrix(grouped, which):
-    heads = grouped.head_weights(0)
+def test_eigenvalues_are_those_of_the_whole_matrix(llama, which):
+    heads = llama.head_weights(0)
     left, right = {
         "qk": (heads.W_Q, heads.W_K.transpose(0, 2, 1)),
         "ov": (heads.W_V, heads.W_O),
@@ -126,7 +96,7 @@ def test_half_precision_is_read_as_float32(tmp_path):
     np.testing.assert_array_equal(np.concatenate([*heads.W_Q], axis=1), weight)
 
 
-def test_layers_that_are_not_there(grouped):
+def test_layers_that_are_not_there(llama):
     for layer, error, words in (
         (2, ValueError, "no layer 2: the model has 2 layers, numbered 0 to 1"),
         (-3, ValueError, "no layer -3: the model has 2"),
@@ -134,7 +104,7 @@ def test_layers_that_are_not_there(grouped):
         (True, TypeError, "layer is True"),
     ):
         with failing(layer, error, words), pytest.raises(error, match=f"head_weights: .*{words}"):
-            grouped.head_weights(layer)
+            llama.head_weights(layer)
 
 
 MADE = np.random.default_rng(3)

@@ -68,8 +68,7 @@ def test_layers_above_what_is_kept_are_not_run(model_of, run, kind, options, cou
     found = model.trace(IDS, **options)
     has_last = options.get("layers") == (-1, 0) and model.network.final_norm is not None
     assert numbers(model, run) == (wanted, has_last)
-    for name, array in found.items():
-        np.testing.assert_array_equal(array, whole[name], err_msg=name)
+    np.testing.assert_equal(dict(found), {name: whole[name] for name in found.names()})
     run.clear()
     stream = list(model.trace_stream(IDS, batch_size=1, **options))
     assert numbers(model, run) == (2 * wanted, has_last)
@@ -110,8 +109,7 @@ def test_layers_that_do_not_run_compute_no_edits_or_means(model_of, run):
     ]
     assert found.changed["ablate"] == [(1, 1), (2, 0)]
     whole = model.trace(IDS, edit=edit, ablate=ablate)
-    for name, array in found.items():
-        np.testing.assert_array_equal(array, whole[name], err_msg=name)
+    np.testing.assert_equal(dict(found), {name: whole[name] for name in found.names()})
     run.clear()
     model.trace(IDS, layers=0, ablate={(0, 0): "mean"})
     assert numbers(model, run) == (2, False)  # one of them for the mean
@@ -142,5 +140,4 @@ def test_a_pair_runs_only_the_layers_that_its_trace_needs(model_of, run, options
     decoder = model.network.decoder.layers
     ran = [any(one is layer for layer in decoder) for one in run if isinstance(one, Block)]
     assert (ran.count(False), ran.count(True)) == counts
-    for name, array in found.items():
-        np.testing.assert_array_equal(array, whole[name], err_msg=name)
+    np.testing.assert_equal(dict(found), {name: whole[name] for name in found.names()})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,9 @@ from qkv.models import load
 from rows import failing
 
 from .. import decoders
+from ..formulas import ACTIVATIONS, layer_norm, rms_norm, softmax
 from ..small_models import CONFIGS, write_small
-from ..support import CONFIG, MASK_HEAD, WORDS, mask_bert, plain_bert
+from ..support import CONFIG, MASK_HEAD, WORDS, close, mask_bert, padded, plain_bert
 
 TEXT = "the cat sat on the [MASK]."
 TWO = "the [MASK] ran. a [MASK] sat"
@@ -34,20 +34,12 @@ def model(made: tuple[qkv.Model, dict[str, Any]]) -> qkv.Model:
     return made[0]
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> qkv.Model:
-    folder = tmp_path_factory.mktemp("llama") / "model"
-    return load(write_small(folder, CONFIGS["llama"]), dtype=np.float64)
-
-
 def plain_head(tensors: dict[str, Any], x: np.ndarray) -> np.ndarray:
     """Run BERT's language-model head: linear layer, gelu, norm, token table, bias."""
     p = {name: array.astype(np.float64) for name, array in tensors.items()}
     x = x @ p[f"{MASK_HEAD}.dense.weight"].T + p[f"{MASK_HEAD}.dense.bias"]
-    x = x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
-    x = x - x.mean(-1, keepdims=True)
-    x = x / np.sqrt((x**2).mean(-1, keepdims=True) + CONFIG["layer_norm_eps"])
-    x = x * p[f"{MASK_HEAD}.LayerNorm.weight"] + p[f"{MASK_HEAD}.LayerNorm.bias"]
+    norm = (p[f"{MASK_HEAD}.LayerNorm.{part}"] for part in ("weight", "bias"))
+    x = layer_norm(ACTIVATIONS["gelu"](x), *norm, CONFIG["layer_norm_eps"])
     return x @ p["embeddings.word_embeddings.weight"].T + p["cls.predictions.bias"]
 
 
@@ -55,11 +47,6 @@ def plain(made: tuple[qkv.Model, dict[str, Any]], ids: Any, **edits: Any) -> np.
     """Return the logits (T, V) of the plain BERT with its head."""
     found, tensors = made
     return plain_head(tensors, plain_bert(tensors, found.config, ids, **edits)[0][-1])
-
-
-def close(found: np.ndarray, expected: np.ndarray, bound: float = 1e-11) -> None:
-    assert found.shape == expected.shape
-    assert np.abs(found - expected).max() <= bound * max(1, np.abs(expected).max())
 
 
 # logits in a trace
@@ -118,7 +105,7 @@ def test_unembed_is_the_head_of_a_bert(made: Any) -> None:
 def test_unembed_of_a_decoder_goes_through_the_final_norm(llama: qkv.Model) -> None:
     trace = llama.trace([[4, 5, 6], [7, 8]], logits=True)
     x, parameters = trace["resid_post", -1], llama.parameters
-    normed = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * parameters["final_norm.weight"]
+    normed = rms_norm(x, parameters["final_norm.weight"], 1e-6)
     expected = normed @ parameters["head.out_proj.weight"]
     close(llama.unembed(x), expected)
     close(llama.unembed(x, norm=False), x @ parameters["head.out_proj.weight"])
@@ -143,7 +130,8 @@ EDITS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"ablate": [(0, 1), (1, -1)]}, {"ablated": [(0, 1), (1, 2)]}),
     ({"ablate": [(1, None)]}, {"ablated": [(1, 0), (1, 1), (1, 2)]}),
     ({"hide": "cat"}, {"hidden": [2]}),
-    ({"hide": ["the", "[SEP]"]}, {"hidden": [1, 5, 8]}),
+    ({"hide": ["The", "[SEP]"]}, {"hidden": [1, 5, 8]}),
+    ({"hide": ["[CLS]", "sat", "."]}, {"hidden": [0, 3, 7]}),
     ({"hide": [3, -1]}, {"hidden": [3, 8]}),
     ({"hide": np.array([2])}, {"hidden": [2]}),
     ({"hide": ["cat", 0], "ablate": [(0, 0)]}, {"hidden": [0, 2], "ablated": [(0, 0)]}),
@@ -163,21 +151,19 @@ def test_calls_with_edits_match_the_plain_bert_and_a_trace(
     assert np.abs(found.logits - model(ids[None]).logits).max() > 0.01
     trace = model.trace(TEXT, logits=True, **given)
     close(trace["logits"], found.logits)
-    close(trace.hidden_states[-1][0], states[-1])
+    close(np.stack(trace.hidden_states)[:, 0], np.stack(states))
     close(model.trace(ids, logits=True, **given)["logits"], found.logits)
-    if "ablate" not in given:
-        close(np.stack(trace.attentions)[:, 0], np.stack(weights))
+    close(np.stack(trace.attentions)[:, 0], np.stack(weights))  # also of ablated heads
+    assert np.isneginf(trace["attn_scores", 0][..., by_hand.get("hidden", [])]).all()
+    for layer, head in by_hand.get("ablated", ()):
+        assert not trace["z", layer][:, :, head].any()
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_hide_ignores_padding_and_takes_columns_as_positions(made: Any, side: str) -> None:
     model, _ = made
     rows = [model.tokenize(text).ids for text in (TEXT, "the dog")]
-    ids, mask = np.full((2, 11), -9), np.zeros((2, 11), int)
-    for number, row in enumerate(rows):
-        begin = 0 if side == "right" else 11 - len(row)
-        ids[number, begin : begin + len(row)] = row
-        mask[number, begin : begin + len(row)] = 1
+    ids, mask = padded(rows, side, 11, fill=-9)
     edits: dict[str, Any] = {"ablate": [(1, 1)]}
     found = model(ids, mask, hide="the", **edits).logits
     for number, hidden in enumerate([[1, 5], [1]]):
@@ -243,7 +229,7 @@ def test_the_model_and_predict_refuse_invalid_edits(
 
 def expected_guesses(logits: np.ndarray, count: int) -> list[tuple[str, float]]:
     """Return the most probable words and their probabilities, by a plain softmax."""
-    shares = np.exp(logits) / np.exp(logits).sum()
+    shares = softmax(logits)
     order = sorted(range(len(shares)), key=lambda i: -shares[i])[:count]
     return [(([*WORDS, "[MASK]"] + [str(i) for i in range(20, 30)])[i], shares[i]) for i in order]
 
@@ -302,14 +288,6 @@ def test_predict_shows_byte_level_tokens_as_readable_words(tmp_path: Path) -> No
     assert stop.predict("a b.")[0][0][0] == "the"  # not a continuation of a word
 
 
-def test_a_decoder_s_first_guess_is_what_it_writes(tmp_path: Path) -> None:
-    model = decoders.gpt2(tmp_path / "model", seed=3, eos_token_id=None)
-    for text in ("the cat", "A", "other, one"):
-        generated = model.generate(text, max_new_tokens=1, trace=True)
-        (found,) = model.predict(text, top_k=1)
-        assert found[0][1] == pytest.approx(generated.probabilities[0], rel=1e-5)
-
-
 def test_equally_probable_words_are_ordered_by_id(llama: qkv.Model) -> None:
     flat = llama.with_parameters(
         {n: a * 0 if n == "head.out_proj.weight" else a for n, a in llama.parameters.items()}
@@ -354,32 +332,6 @@ def test_what_cannot_be_guessed(
     with pytest.raises(error, match=f"^predict: {said}") as raised:
         model.predict(text, **options)
     assert "\n" not in str(raised.value)
-
-
-def test_an_encoder_decoder_computes_logits_only_for_its_target(tmp_path: Path) -> None:
-    model = load(write_small(tmp_path / "t5", CONFIGS["t5"]), dtype=np.float64)
-    with pytest.raises(ValueError, match=r"^predict: t5 reads one text and writes another: call g"):
-        model.predict("the cat")
-    with pytest.raises(ValueError, match=r"^trace: t5 computes logits only for the decoder's text"):
-        model.trace("the cat", logits=True)
-    read, written = [[4, 5, 6], [7, 3]], [[2, 8], [2, 9, 10]]
-    trace = model.trace(read, target=written, logits=True)
-    ids = np.array([[2, 8, 0], [2, 9, 10]])
-    expected = model([[4, 5, 6], [7, 3, 0]], [[1, 1, 1], [1, 1, 0]], ids, [[1, 1, 0], [1, 1, 1]])
-    close(trace["decoder.logits"], expected.logits)
-    close(trace[0]["decoder.logits"], expected.logits[:1, :2])
-    assert "logits" not in trace.encoder
-    assert "decoder.logits" not in model.trace(read, target=written)
-    close(model.unembed(expected.last_hidden_state[1], norm=False), expected.logits[1])
-
-
-def test_predict_refuses_non_finite_logits(llama: qkv.Model) -> None:
-    name = "final_norm.weight"
-    wild = llama.with_parameters(
-        {n: a * np.inf if n == name else a for n, a in llama.parameters.items()}
-    )
-    with np.errstate(all="ignore"), pytest.raises(FloatingPointError, match=r"^predict: the model"):
-        wild.predict([4, 5])
 
 
 def test_images_are_run_with_edits_as_in_a_trace(tmp_path: Path) -> None:

@@ -92,9 +92,3 @@ def test_what_cannot_be_run(options, error, words, tmp_path):
         model.run_layers(**{"resid": np.ones((2, 5, 12)), "first": 0, **options})
     assert str(caught.value).strip("\"'").startswith("run_layers: ")
     assert "\n" not in str(caught.value)
-
-
-def test_run_layers_refuses_an_encoder_decoder(tmp_path):
-    pair = load(write_small(tmp_path / "t5", CONFIGS["t5"]))
-    with pytest.raises(ValueError, match=r"run_layers: .* reads one text and writes another"):
-        pair.run_layers(np.ones((1, 3, pair.dim)), 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,34 +40,45 @@ class Run:
         self.ended = self.ended or next(self.steps, None) is None
 
     @property
+    def ids(self) -> list[list[int]]:
+        return [row.ids for row in self.rows]
+
+    @property
     def logits(self) -> np.ndarray:
         return np.array([token.logit for row in self.rows for token in row.measured])
 
 
+def turns(runs: Iterable[Run], count: int = 1) -> None:
+    """Advance each run by `count` steps, in turn."""
+    for run in [*runs] * count:
+        run.step()
+
+
+def finished(*runs: Run) -> list[Run]:
+    """Advance the runs in turn until all of them have ended."""
+    while not all(run.ended for run in runs):
+        turns(runs)
+    return [*runs]
+
+
 def alone(model: qkv.Model) -> list[Run]:
-    runs = [Run(model, number, None) for number in range(len(PROMPTS))]
-    for run in runs:
-        while not run.ended:
-            run.step()
-    return runs
+    return finished(*(Run(model, number, None) for number in range(len(PROMPTS))))
 
 
 def together(model: qkv.Model) -> list[Run]:
     """Begin a run after every second step of the others."""
-    shared, runs, turn = Together(), list[Run](), 0
-    while len(runs) < len(PROMPTS) or not all(run.ended for run in runs):
-        if turn % 2 == 0 and len(runs) < len(PROMPTS):
-            runs.append(Run(model, len(runs), shared))
-        for run in runs:
-            run.step()
-        turn += 1
+    shared, runs = Together(), list[Run]()
+    for number in range(len(PROMPTS)):
+        runs.append(Run(model, number, shared))
+        turns(runs, 2)
+    finished(*runs)
     assert not shared._waiting
     return runs
 
 
 def agree(model: qkv.Model, bound: float = 2e-5) -> None:
     for expected, found in zip(alone(model), together(model), strict=True):
-        assert [row.ids for row in found.rows] == [row.ids for row in expected.rows]
+        assert found.ids == expected.ids
         allowed = bound * max(1, np.abs(expected.logits).max())
         np.testing.assert_allclose(found.logits, expected.logits, rtol=0, atol=allowed)
 
@@ -103,9 +114,7 @@ def model(tmp_path: Path) -> qkv.Model:
 def test_one_pass_serves_all_that_wait(model: qkv.Model, passes: list[list[int]]) -> None:
     shared = Together()
     runs = [Run(model, number, shared) for number in range(4)]
-    for _ in range(3):
-        for run in runs:
-            run.step()
+    turns(runs, 3)
     assert passes == [[1, 2, 1, 1], [1, 2, 1, 1]]  # the first step reads the prompts
 
 
@@ -114,12 +123,9 @@ def test_a_run_that_ends_or_is_closed_is_no_longer_computed(
 ) -> None:
     shared = Together()
     runs = [Run(model, number, shared) for number in range(4)]
-    for run in runs:
-        run.step()
-    runs[2].steps.close()  # type: ignore[attr-defined]  # `steps` is a generator
-    for _ in range(5):
-        for run in (runs[0], runs[1], runs[3]):
-            run.step()
+    turns(runs)
+    runs.pop(2).steps.close()  # type: ignore[attr-defined]  # `steps` is a generator
+    turns(runs, 5)
     assert passes == [[1, 2, 1], [1, 2, 1], [1, 1], [1], [1]]
     assert not shared._waiting
 
@@ -128,12 +134,9 @@ def test_a_run_that_is_slow_is_computed_once(model: qkv.Model, passes: list[list
     shared = Together()
     fast, slow = Run(model, 2, shared), Run(model, 0, shared)
     slow.step()
-    while not fast.ended:
-        fast.step()
+    finished(fast)
     assert passes == [[1, 1], *[[1]] * 7]
-    while not slow.ended:
-        slow.step()
-    assert slow.rows[0].ids == alone(model)[0].rows[0].ids
+    assert finished(slow)[0].ids == alone(model)[0].ids
 
 
 def test_a_pass_has_a_limited_number_of_texts(
@@ -142,21 +145,16 @@ def test_a_pass_has_a_limited_number_of_texts(
     monkeypatch.setattr("qkv.models.tasks._together.MAX_TEXTS", 3)
     shared = Together()
     runs = [Run(model, number, shared) for number in range(4)]
-    for _ in range(2):
-        for run in runs:
-            run.step()
+    turns(runs, 2)
     assert passes == [[1, 2], [1, 1, 1]]  # the first run waits again when the second pass begins
 
 
 def test_models_are_not_mixed(tmp_path: Path, passes: list[list[int]]) -> None:
     shared = Together()
     models = [gpt2(tmp_path / str(seed), seed=seed, eos_token_id=None) for seed in (1, 2)]
-    runs = [Run(model, 0, shared) for model in models]
-    while not all(run.ended for run in runs):
-        for run in runs:
-            run.step()
+    runs = finished(*(Run(model, 0, shared) for model in models))
     assert set(map(tuple, passes)) == {(1,)}
-    assert [run.rows[0].ids for run in runs] == [alone(model)[0].rows[0].ids for model in models]
+    assert [run.ids for run in runs] == [alone(model)[0].ids for model in models]
 
 
 def test_an_error_ends_the_runs_of_its_pass_alone(
@@ -164,8 +162,7 @@ def test_an_error_ends_the_runs_of_its_pass_alone(
 ) -> None:
     shared = Together()
     runs = [Run(model, number, shared) for number in (0, 3)]
-    for run in runs:
-        run.step()
+    turns(runs)
 
     def fail(*_: Any) -> None:
         raise MemoryError("no memory for the caches")
@@ -176,10 +173,7 @@ def test_an_error_ends_the_runs_of_its_pass_alone(
             with pytest.raises(MemoryError, match="no memory for the caches"):
                 run.step()
     assert not shared._waiting
-    later = Run(model, 2, shared)
-    while not later.ended:
-        later.step()
-    assert later.rows[0].ids == alone(model)[2].rows[0].ids
+    assert finished(Run(model, 2, shared))[0].ids == alone(model)[2].ids
 
 
 @pytest.mark.parametrize("name", [*WRITERS, "t5"])
@@ -216,7 +210,5 @@ def test_with_edits_all_texts_stay_in_the_batch(model: qkv.Model) -> None:
     _, edited = model.check_edits(edits, Batch([row.prompt_tokens for row in rows]), more=(1, 6, 2))
     for _ in model.steps(rows, GREEDY, edited=edited):
         pass
-    alone = model.generate(
-        [5], max_new_tokens=6, edit={"blocks.0.hook_resid_pre": lambda x, at: x + 5}
-    )
-    assert rows[1].ids == alone.ids
+    edit = {"blocks.0.hook_resid_pre": lambda x, at: x + 5}
+    assert rows[1].ids == model.generate([5], max_new_tokens=6, edit=edit).ids
