@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl
 
 import live
@@ -41,33 +42,37 @@ def test_the_state_holds_the_options_of_the_directive() -> None:
     }
 
 
-def test_the_state_holds_the_second_text_and_the_colouring() -> None:
-    second = "the bank gave a loan, & more"
-    found = state(only="sentence second", second=second, colouring="effect")
-    assert found["second"] == second
-    assert found["colouring"] == "effect"
+SECOND = "the bank gave a loan, & more"
 
 
-def test_a_query_is_a_word_or_a_position() -> None:
-    assert state(only="head", query="River")["query"] == 5
-    assert state(only="head", query="4")["query"] == 4
-    # the word "2" is at position 2: [CLS], "in", "2", "days"
-    assert state("in 2 days", only="head", query="2")["query"] == 2
-    assert state("She [MASK].", only="head", query="[MASK]")["query"] == 2
-
-
-def test_visible_guesses_are_for_the_query_position() -> None:
-    assert state(only="sentence outcome", query="river")["position"] == 5
-    assert state(only="headline map", query="river")["position"] == 5
-    assert "position" not in state(only="sentence head", query="river")
-
-
-def test_edits_are_shown_beside_the_original_if_a_head_is_visible() -> None:
-    found = state(only="sentence head", edits="causal, hide river")
-    assert found["edits"] == [{"op": "causal"}, {"op": "hide", "token": 5}]
-    assert found["beside"] is True
-    assert state(only="sentence outcome", edits="causal")["beside"] is False
-    assert state(only="head", edits="scale 0.5")["edits"] == [{"op": "scale", "value": 0.5}]
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"only": "sentence second", "second": SECOND}, {"second": SECOND}),
+        ({"only": "sentence second", "colouring": "effect"}, {"colouring": "effect"}),
+        # a query is a word or a position
+        ({"only": "head", "query": "River"}, {"query": 5}),
+        ({"only": "head", "query": "4"}, {"query": 4}),
+        # the word "2" is at position 2: [CLS], "in", "2", "days"
+        ({"text": "in 2 days", "only": "head", "query": "2"}, {"query": 2}),
+        ({"text": "She [MASK].", "only": "head", "query": "[MASK]"}, {"query": 2}),
+        # visible guesses are for the position of the query
+        ({"only": "sentence outcome", "query": "river"}, {"position": 5}),
+        ({"only": "headline map", "query": "river"}, {"position": 5}),
+        ({"only": "sentence head", "query": "river"}, {"position": None}),
+        # edits are shown beside the original if a head is visible
+        ({"only": "sentence head", "edits": "causal, hide river"}, {"beside": True}),
+        (
+            {"only": "sentence head", "edits": "causal, hide river"},
+            {"edits": [{"op": "causal"}, {"op": "hide", "token": 5}]},
+        ),
+        ({"only": "sentence outcome", "edits": "causal"}, {"beside": False}),
+        ({"only": "head", "edits": "scale 0.5"}, {"edits": [{"op": "scale", "value": 0.5}]}),
+    ],
+)
+def test_an_option_sets_a_part_of_the_state(options: dict[str, str], expected: Any) -> None:
+    found = state(**options)
+    assert {name: found.get(name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(

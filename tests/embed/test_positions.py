@@ -30,17 +30,33 @@ def test_sinusoidal_without_rows() -> None:
     assert sinusoidal_positions(np.int32(2), np.int64(6)).shape == (2, 6)
 
 
-def test_sinusoidal_refused() -> None:
-    for arguments, error, match in (
-        ((-1, 4), ValueError, "length is -1: it must be 0 or more"),
-        ((3, 0), ValueError, "dim is 0: it must be 1 or more"),
-        ((3.0, 4), TypeError, "length is 3.0; pass a whole number"),
-        ((3, 4, 0), ValueError, "base is 0.0: it must be finite and greater than 0"),
-        ((3, 4, math.inf), ValueError, "base is inf"),
-        ((3, 4, None), TypeError, "base is None; pass a number"),
+def test_refused() -> None:
+    def make(weight: object, offset: object) -> LearnedPositions:
+        return LearnedPositions(weight, offset=offset)
+
+    learned, sinusoidal = LearnedPositions(TABLE, offset=2), sinusoidal_positions
+    names = {sinusoidal: "sinusoidal_positions", alibi_slopes: "alibi_slopes"}
+    for call, arguments, error, match in (
+        (sinusoidal, (-1, 4), ValueError, "length is -1: it must be 0 or more"),
+        (sinusoidal, (3, 0), ValueError, "dim is 0: it must be 1 or more"),
+        (sinusoidal, (3.0, 4), TypeError, "length is 3.0; pass a whole number"),
+        (sinusoidal, (3, 4, 0), ValueError, "base is 0.0: it must be finite and greater than 0"),
+        (sinusoidal, (3, 4, math.inf), ValueError, "base is inf"),
+        (sinusoidal, (3, 4, None), TypeError, "base is None; pass a number"),
+        (learned, (4,), ValueError, "the text has 4 tokens, but the table has only.*3"),
+        (learned, (1.0,), TypeError, "length is 1.0"),
+        (learned.rows, ([0, 3],), ValueError, "no row for position 3: the table has 3 rows"),
+        (learned.rows, ([0.5],), TypeError, "positions are float64; pass integers"),
+        (make, (TABLE, 5), ValueError, "offset is 5 and weight has 5 rows"),
+        (make, (TABLE, 0.5), TypeError, "offset is 0.5"),
+        (make, (TABLE[0], 0), ValueError, r".*shape \(2,\)"),
+        (make, (np.zeros((0, 3)), 0), ValueError, ".*weight has 0 rows"),
+        (alibi_slopes, (0,), ValueError, "num_heads is 0: it must be 1 or more"),
+        (alibi_slopes, (8.0,), TypeError, "num_heads is 8.0; pass a whole number"),
     ):
-        with failing(arguments), pytest.raises(error, match=f"^sinusoidal_positions: {match}"):
-            sinusoidal_positions(*arguments)
+        name = names.get(call, "LearnedPositions")
+        with failing(name, arguments), pytest.raises(error, match=f"^{name}: {match}"):
+            call(*arguments)
 
 
 def test_learned_rows_from_the_offset_on() -> None:
@@ -61,35 +77,6 @@ def test_learned_table_keeps_its_type_and_is_fixed() -> None:
     assert positions(1).dtype == np.float32
     with pytest.raises(ValueError, match="read-only"):
         positions(1)[:] = 1
-
-
-def test_learned_length_refused() -> None:
-    for length, error, match in (
-        (4, ValueError, "the text has 4 tokens, but the table has only.*3"),
-        (1.0, TypeError, "length is 1.0"),
-    ):
-        with failing(length), pytest.raises(error, match=f"^LearnedPositions: {match}"):
-            LearnedPositions(TABLE, offset=2)(length)
-
-
-def test_learned_positions_refused() -> None:
-    for positions, error, match in (
-        ([0, 3], ValueError, "no row for position 3: the table has 3 rows"),
-        ([0.5], TypeError, "positions are float64; pass integers"),
-    ):
-        with failing(positions), pytest.raises(error, match=f"^LearnedPositions: {match}"):
-            LearnedPositions(TABLE, offset=2).rows(positions)
-
-
-def test_learned_tables_refused() -> None:
-    for weight, offset, error, match in (
-        (TABLE, 5, ValueError, "offset is 5 and weight has 5 rows"),
-        (TABLE, 0.5, TypeError, "offset is 0.5"),
-        (TABLE[0], 0, ValueError, r"shape \(2,\)"),
-        (np.zeros((0, 3)), 0, ValueError, "weight has 0 rows"),
-    ):
-        with failing(weight), pytest.raises(error, match=f"^LearnedPositions: .*{match}"):
-            LearnedPositions(weight, offset=offset)
 
 
 # ALiBi
@@ -114,12 +101,3 @@ EIGHT = [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
 )
 def test_slopes(heads: int, expected: list[float]) -> None:
     np.testing.assert_allclose(alibi_slopes(heads), expected, rtol=1e-15)
-
-
-def test_slopes_refused() -> None:
-    for heads, error, match in (
-        (0, ValueError, "num_heads is 0: it must be 1 or more"),
-        (8.0, TypeError, "num_heads is 8.0; pass a whole number"),
-    ):
-        with failing(heads, error, match), pytest.raises(error, match=f"^alibi_slopes: {match}"):
-            alibi_slopes(heads)

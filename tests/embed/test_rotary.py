@@ -13,9 +13,9 @@ RNG = np.random.default_rng(20)
 HALVES = [np.float16, ml_dtypes.bfloat16]
 
 
-def rotated(x, positions, *, base: float, interleaved: bool, dims: int) -> np.ndarray:
+def rotated(x, positions, *, base=10000.0, interleaved=False, dims=None) -> np.ndarray:
     """Multiply each pair of x (L, d), as a complex number, by exp(i * angle)."""
-    out = np.array(x, dtype=np.float64)
+    out, dims = np.array(x, dtype=np.float64), dims or np.shape(x)[-1]
     for row, position in enumerate(positions):
         for pair in range(dims // 2):
             a, b = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + dims // 2)
@@ -33,7 +33,7 @@ def test_against_complex_numbers(interleaved, dims, base, positions) -> None:
     x = RNG.standard_normal((5, 8))
     before = x.copy()
     out = apply_rotary(x, positions, base=base, interleaved=interleaved, dims=dims)
-    expected = rotated(x, positions, base=base, interleaved=interleaved, dims=dims or 8)
+    expected = rotated(x, positions, base=base, interleaved=interleaved, dims=dims)
     np.testing.assert_allclose(out, expected, rtol=0, atol=1e-13)
     np.testing.assert_array_equal(x, before)
     if dims is not None:
@@ -45,15 +45,15 @@ def test_positions_broadcast() -> None:
     whole = apply_rotary(x, np.arange(5))
     for text in range(2):
         for head in range(3):
-            alone = rotated(x[text, head], range(5), base=10000.0, interleaved=False, dims=4)
+            alone = rotated(x[text, head], range(5))
             np.testing.assert_allclose(whole[text, head], alone, atol=1e-14)
     per_text = np.array([[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]])
     out = apply_rotary(x, per_text[:, None])
-    alone = rotated(x[1, 2], per_text[1], base=10000.0, interleaved=False, dims=4)
+    alone = rotated(x[1, 2], per_text[1])
     np.testing.assert_allclose(out[1, 2], alone, atol=1e-14)
     packed = RNG.standard_normal((5, 3, 4))  # (total, H, d)
     out = apply_rotary(packed, per_text[1][:, None])
-    alone = rotated(packed[:, 1], per_text[1], base=10000.0, interleaved=False, dims=4)
+    alone = rotated(packed[:, 1], per_text[1])
     np.testing.assert_allclose(out[:, 1], alone, atol=1e-14)
 
 
@@ -63,7 +63,7 @@ def test_float32_at_far_positions() -> None:
     positions = np.array([100_000, 123_457, 131_071, 99_999])
     out = apply_rotary(x, positions)
     assert out.dtype == np.float32
-    expected = rotated(x, positions, base=10000.0, interleaved=False, dims=64)
+    expected = rotated(x, positions)
     np.testing.assert_allclose(out, expected, rtol=0, atol=1e-6)
 
 
@@ -73,9 +73,7 @@ def test_halves_are_rounded_once(dtype, interleaved: bool) -> None:
     x = RNG.standard_normal((50, 16)).astype(dtype)
     out = apply_rotary(x, np.arange(50), interleaved=interleaved)
     assert out.dtype == dtype
-    expected = rotated(
-        x.astype(np.float64), range(50), base=10000.0, interleaved=interleaved, dims=16
-    )
+    expected = rotated(x.astype(np.float64), range(50), interleaved=interleaved)
     # half a unit in the last place, plus the error of float32
     step = np.abs(expected) * float(ml_dtypes.finfo(dtype).eps) / 2 + 1e-6
     assert (np.abs(out.astype(np.float64) - expected) <= step).all()

@@ -104,19 +104,8 @@ def test_rows_of_any_shape() -> None:
     assert embedding.rows(np.zeros((2, 0), dtype=int)).shape == (2, 0, 3)
 
 
-def test_rows_refused() -> None:
-    for ids, error, match in (
-        ([0, 4], ValueError, "no row for id 4: the table has 4 rows, so ids run from 0 to 3"),
-        ([-1], ValueError, "no row for id -1"),
-        ([0.0], TypeError, "ids are float64"),
-        ([True], TypeError, "ids are bool"),
-        ([None], TypeError, "ids"),
-    ):
-        with failing(ids, error, match), pytest.raises(error, match=f"^TokenEmbedding: {match}"):
-            TokenEmbedding(TOKENIZER, weight=TABLE).rows(ids)
-
-
-def test_tables_refused() -> None:
+def test_tables_and_rows_refused() -> None:
+    rows = TokenEmbedding(TOKENIZER, weight=TABLE).rows
     for options, error, match in (
         ({}, ValueError, "neither dim nor weight"),
         ({"dim": 0}, ValueError, "dim is 0: it must be 1 or more"),
@@ -130,9 +119,14 @@ def test_tables_refused() -> None:
         ({"weight": TABLE > 3}, TypeError, "weight is bool"),
         ({"weight": TABLE * 1j}, TypeError, "weight is complex128"),
         ({"weight": TABLE, "seed": 0}, ValueError, "weight and seed"),
+        ({"ids": [0, 4]}, ValueError, "no row for id 4: the table has 4 rows, so ids .* 0 to 3"),
+        ({"ids": [-1]}, ValueError, "no row for id -1"),
+        ({"ids": [0.0]}, TypeError, "ids are float64"),
+        ({"ids": [True]}, TypeError, "ids are bool"),
+        ({"ids": [None]}, TypeError, "ids"),
     ):
         with failing(options), pytest.raises(error, match=f"^TokenEmbedding: .*{match}"):
-            TokenEmbedding(TOKENIZER, **options)
+            rows(**options) if "ids" in options else TokenEmbedding(TOKENIZER, **options)
 
 
 @pytest.mark.parametrize("text", [["the cat", "sat"], None, b"the"])

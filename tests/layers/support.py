@@ -1,11 +1,13 @@
 """Inputs for the tests of the layers, and attention in plain loops."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from attend.loops import attention
 
 Array = NDArray[Any]
 
@@ -28,35 +30,18 @@ def loops(
     parameters: Mapping[str, Array],
     heads: int,
     kv_heads: int | None = None,
-    visible: Callable[[int, int], bool] = lambda i, j: True,
+    causal: bool = False,
 ) -> tuple[Array, Array]:
     """Compute the output (L, E) and the weights (heads, L, S) for one text in plain loops."""
-    kv_heads = heads if kv_heads is None else kv_heads
 
-    def through(name: str, rows: Any) -> list[list[float]]:
+    def through(name: str, rows: Array) -> Array:
         weight, bias = parameters[f"{name}.weight"], parameters.get(f"{name}.bias")
-        return [dot(row, weight, bias) for row in rows]
+        return np.array([dot(row, weight, bias) for row in rows])
 
-    queries, keys, values = (
-        through(f"{name}_proj", rows)
-        for name, rows in zip("qkv", (x, context, context), strict=True)
-    )
-    d, dv = len(queries[0]) // heads, len(values[0]) // kv_heads
-    weights = np.zeros((heads, len(x), len(context)))
-    joined: list[list[float]] = [[] for _ in x]
-    for head in range(heads):
-        shared = head * kv_heads // heads
-        for i, query in enumerate(queries):
-            positions = [j for j in range(len(context)) if visible(i, j)]
-            mine = query[head * d : (head + 1) * d]
-            powers = []
-            for j in positions:
-                other = keys[j][shared * d : (shared + 1) * d]
-                score = math.fsum(a * b for a, b in zip(mine, other, strict=True))
-                powers.append(math.exp(score / math.sqrt(d)))
-            for j, power in zip(positions, powers, strict=True):
-                weights[head, i, j] = power / math.fsum(powers)
-            for c in range(shared * dv, (shared + 1) * dv):
-                joined[i].append(math.fsum(weights[head, i, j] * values[j][c] for j in positions))
-    out = through("out_proj", joined) if "out_proj.weight" in parameters else joined
-    return np.array(out), weights
+    def split(name: str, rows: Array, count: int | None) -> Array:
+        return through(name, rows).reshape(len(rows), count or heads, -1).swapaxes(0, 1)
+
+    query, key = split("q_proj", x, heads), split("k_proj", context, kv_heads)
+    found = attention(query, key, split("v_proj", context, kv_heads), is_causal=causal)
+    joined = found.out.swapaxes(0, 1).reshape(len(x), -1)
+    return through("out_proj", joined) if "out_proj.weight" in parameters else joined, found.weights

@@ -1,6 +1,5 @@
 """Tests of blocks: the order of the parts, traces and packed rows."""
 
-import math
 import sys
 from itertools import pairwise
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 
 import qkv
+from activations import FORMULAS
 from qkv.layers import MLP, Block, LayerNorm, MultiHeadAttention, RMSNorm
 from qkv.trace import Recorder, Trace
 from rows import failing
@@ -44,17 +44,18 @@ def layer_norm(x: Array, weight: Array, bias: Array) -> Array:
 def steps(block: Block, x: Array) -> dict[str, Array]:
     """Compute every activation of a causal block for texts (B, T, D), step by step."""
 
+    gelu = np.vectorize(FORMULAS["gelu"])
+
     def spread(name: str, x: Array) -> None:
         found[f"{name}.scale"] = np.sqrt(x.var(-1, keepdims=True) + 1e-5)
 
     p = block.parameters
     attn = {name[5:]: array for name, array in p.items() if name.startswith("attn.")}
-    norms = [
-        lambda x, n=n: layer_norm(x, p[f"{n}.weight"], p[f"{n}.bias"]) for n in ("norm1", "norm2")
-    ]
+    names = ("norm1", "norm1" if block.norm2 is None else "norm2")
+    norms = [lambda x, n=n: layer_norm(x, p[f"{n}.weight"], p[f"{n}.bias"]) for n in names]
 
     def attend(x: Array) -> Array:
-        return np.array([loops(t, t, attn, 2, visible=lambda i, j: j <= i)[0] for t in x])
+        return np.array([loops(t, t, attn, 2, causal=True)[0] for t in x])
 
     def mlp(x: Array) -> Array:
         found["mlp.pre"] = x @ p["mlp.up_proj.weight"] + p["mlp.up_proj.bias"]
@@ -63,6 +64,10 @@ def steps(block: Block, x: Array) -> dict[str, Array]:
 
     found = {"resid_pre": x}
     found["attn_out"] = attend(x) if block.post_norm else attend(norms[0](x))
+    if block.parallel:
+        found["mlp_out"] = mlp(norms[1](x))
+        found["resid_post"] = x + found["attn_out"] + found["mlp_out"]
+        return found
     found["resid_mid"] = x + found["attn_out"]
     if block.post_norm:
         h = found["ln1.normalized"] = norms[0](found["resid_mid"])
@@ -81,10 +86,6 @@ def steps(block: Block, x: Array) -> dict[str, Array]:
     return found
 
 
-def gelu(x: Array) -> Array:
-    return x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2
-
-
 @pytest.mark.parametrize("post_norm", [True, False])
 def test_each_step(post_norm: bool) -> None:
     block = block_of(post_norm)
@@ -94,10 +95,7 @@ def test_each_step(post_norm: bool) -> None:
     np.testing.assert_allclose(out, list(expected.values())[-1], rtol=1e-11, atol=1e-13)
     np.testing.assert_array_equal(block.forward(x, is_causal=True), out)
     trace = block.trace(x, is_causal=True)
-    ln1, ln2 = (
-        ["ln1.hook_scale", "ln1.hook_normalized"],
-        ["ln2.hook_scale", "ln2.hook_normalized"],
-    )
+    ln1, ln2 = ([f"{n}.hook_scale", f"{n}.hook_normalized"] for n in ("ln1", "ln2"))
     assert [name.removeprefix("blocks.0.") for name in trace.names()] == [
         *("hook_resid_pre", *([] if post_norm else ln1)),
         *(f"attn.hook_{name}" for name in ("q", "k", "v", "attn_scores", "pattern", "z")),
@@ -256,40 +254,29 @@ def test_parallel_attention_and_mlp_both_read_the_block_input(shared: bool) -> N
     whole = block_of(False)
     own = None if shared else whole.norm2
     block = Block(whole.attn, whole.norm1, whole.mlp, own, post_norm=False, parallel=True)
-    x, p = numbers(2, 4, 8, seed=7), whole.parameters
-    attn = {name[5:]: array for name, array in p.items() if name.startswith("attn.")}
-    first, second = (
-        layer_norm(x, p[f"{name}.weight"], p[f"{name}.bias"]) for name in ("norm1", "norm2")
-    )
-    read = first if shared else second
-    expected = {
-        "attn_out": np.array([loops(t, t, attn, 2, visible=lambda i, j: j <= i)[0] for t in first]),
-        "mlp_out": gelu(read @ p["mlp.up_proj.weight"] + p["mlp.up_proj.bias"])
-        @ p["mlp.down_proj.weight"]
-        + p["mlp.down_proj.bias"],
-    }
-    expected["resid_post"] = x + expected["attn_out"] + expected["mlp_out"]
+    x = numbers(2, 4, 8, seed=7)
+    expected = steps(block, x)
     trace = block.trace(x, is_causal=True)
     for name, array in expected.items():
         np.testing.assert_allclose(trace[name, 0], array, rtol=1e-11, atol=1e-13)
-    np.testing.assert_array_equal(trace["resid_pre", 0], x)
     np.testing.assert_allclose(block(x, is_causal=True), expected["resid_post"], rtol=1e-11)
     assert "blocks.0.hook_resid_mid" not in trace.names()
     assert ("blocks.0.ln2.hook_scale" in trace.names()) is not shared
+    check_hooks(block)
+
+
+def check_hooks(block: Block) -> None:
+    """Check that the hooks of a block are all names that it records."""
     record = Recorder(lambda name: True)
     for top_k in (None, 2):
-        block(x, record=record, top_k=top_k)
+        block(numbers(3, 8), record=record, top_k=top_k)
     assert sorted(block.hooks) == sorted(record.arrays)
 
 
 @pytest.mark.parametrize("post_norm", [True, False])
 @pytest.mark.parametrize("rotary", [None, {}])
 def test_hooks_of_a_block_list_every_recorded_name(post_norm: bool, rotary: Any) -> None:
-    block = block_of(post_norm, rotary=rotary)
-    record = Recorder(lambda name: True)
-    for top_k in (None, 2):
-        block(numbers(3, 8), record=record, top_k=top_k)
-    assert sorted(block.hooks) == sorted(record.arrays)
+    check_hooks(block_of(post_norm, rotary=rotary))
 
 
 def test_weights_are_not_computed_unless_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,8 +327,9 @@ def test_a_trace_keeps_its_own_input() -> None:
     np.testing.assert_array_equal(trace["resid_pre", 0], before)
 
 
-def test_inputs_are_not_written_to() -> None:
-    block = block_of(False)
+@pytest.mark.parametrize("rms", [True, False])
+def test_inputs_are_not_written_to(rms: bool) -> None:
+    block = block_of(False, rms=rms)
     x = numbers(2, 3, 8)
     arrays = [x, *block.parameters.values()]
     before = [array.copy() for array in arrays]

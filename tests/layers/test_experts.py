@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from qkv.layers import MLP, Experts, GatedExperts
+from qkv.layers.experts import gated_expert_shapes
 from qkv.trace import Recorder
 from rows import failing
 
@@ -16,15 +17,19 @@ from .support import Array, dot, numbers
 DIM, HIDDEN, COUNT = 3, 5, 4
 
 
-def drawn(dtype: Any = np.float64) -> dict[str, Array]:
-    shapes = {
-        "router_proj.weight": (DIM, COUNT),
-        "router_proj.bias": (COUNT,),
-        "experts.gate_up": (COUNT, DIM, 2 * HIDDEN),
-        "experts.gate_up_bias": (COUNT, 2 * HIDDEN),
-        "experts.down": (COUNT, HIDDEN, DIM),
-        "experts.down_bias": (COUNT, DIM),
-    }
+def drawn(dtype: Any = np.float64, gated: bool = False) -> dict[str, Array]:
+    shapes = (
+        dict(gated_expert_shapes(DIM, HIDDEN, COUNT))
+        if gated
+        else {
+            "router_proj.weight": (DIM, COUNT),
+            "router_proj.bias": (COUNT,),
+            "experts.gate_up": (COUNT, DIM, 2 * HIDDEN),
+            "experts.gate_up_bias": (COUNT, 2 * HIDDEN),
+            "experts.down": (COUNT, HIDDEN, DIM),
+            "experts.down_bias": (COUNT, DIM),
+        }
+    )
     return {
         name: numbers(*shape, seed=seed, dtype=dtype)
         for seed, (name, shape) in enumerate(shapes.items())
@@ -47,6 +52,31 @@ def one_row(row: Any, given: dict[str, Array], top_k: int, alpha: float, limit: 
     return out
 
 
+def one_gated_row(row: Any, given: dict[str, Array], top_k: int, normalized: bool) -> Any:
+    scores = dot(row, given["router_proj.weight"])
+    chosen = sorted(range(COUNT), key=lambda e: -scores[e])[:top_k]
+    total = math.fsum(math.exp(scores[e]) for e in (chosen if normalized else range(COUNT)))
+    out = np.zeros(DIM)
+    for e in chosen:
+        gates = dot(row, given[f"experts.{e}.gate_proj.weight"])
+        ups = dot(row, given[f"experts.{e}.up_proj.weight"])
+        hidden = [g / (1 + math.exp(-g)) * up for g, up in zip(gates, ups, strict=True)]
+        found = dot(hidden, given[f"experts.{e}.down_proj.weight"])
+        out += np.array(found) * math.exp(scores[e]) / total
+    return out
+
+
+@pytest.mark.parametrize("top_k", [1, 2, COUNT])
+@pytest.mark.parametrize("normalized", [True, False])
+def test_gated_output_equals_a_row_by_row_reference(top_k: int, normalized: bool) -> None:
+    given, x = drawn(gated=True), numbers(2, 6, DIM, seed=9)
+    expected = np.empty_like(x)
+    for place in np.ndindex(2, 6):
+        expected[place] = one_gated_row(x[place], given, top_k, normalized)
+    found = GatedExperts(given, top_k=top_k, normalized=normalized)(x)
+    np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-14)
+
+
 @pytest.mark.parametrize("top_k", [1, 2, COUNT])
 @pytest.mark.parametrize(("alpha", "limit"), [(1.702, 7.0), (0.5, 0.3)])
 def test_output_equals_a_row_by_row_reference(top_k: int, alpha: float, limit: float) -> None:
@@ -65,12 +95,7 @@ def test_output_equals_a_row_by_row_reference(top_k: int, alpha: float, limit: f
 @pytest.mark.parametrize("normalized", [True, False])
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_trace_has_the_routers_probabilities_and_choices(normalized: bool, packed: bool) -> None:
-    names = ("gate_proj", "up_proj", "down_proj")
-    given = {"router_proj.weight": numbers(DIM, COUNT)}
-    for e in range(COUNT):
-        for seed, name in enumerate(names):
-            shape = (HIDDEN, DIM) if name == "down_proj" else (DIM, HIDDEN)
-            given[f"experts.{e}.{name}.weight"] = numbers(*shape, seed=5 * e + seed)
+    given = drawn(gated=True)
     layer = GatedExperts(given, top_k=2, normalized=normalized)
     x = numbers(6, DIM, seed=9) if packed else numbers(2, 3, DIM, seed=9)
     record = Recorder(lambda name: True)
@@ -86,11 +111,9 @@ def test_a_trace_has_the_routers_probabilities_and_choices(normalized: bool, pac
     edited = layer(x, record=record)
     np.testing.assert_array_equal(record.arrays["hook_expert_indices"][..., 0], COUNT - 1)
     shares = np.array([0.4, 0.3]) / (0.7 if normalized else 1)
+    names = [f"{name}_proj.weight" for name in ("gate", "up", "down")]
     one, other = (
-        MLP.from_parameters(
-            {f"{name}.weight": given[f"experts.{e}.{name}.weight"] for name in names},
-            activation="silu",
-        )(x)
+        MLP.from_parameters({it: given[f"experts.{e}.{it}"] for it in names}, activation="silu")(x)
         for e in (3, 2)
     )
     np.testing.assert_allclose(edited, shares[0] * one + shares[1] * other, rtol=1e-12)
@@ -113,17 +136,18 @@ def test_ties_between_experts_select_the_first_ones() -> None:
     np.testing.assert_array_equal(Experts(given, top_k=2)(x), Experts(only_these, top_k=2)(x))
 
 
+@pytest.mark.parametrize("kind", [Experts, GatedExperts])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-def test_types(dtype: Any) -> None:
-    given = drawn(dtype)
+def test_types(dtype: Any, kind: Any) -> None:
+    given = drawn(dtype, kind is GatedExperts)
     x, residual = numbers(7, DIM, seed=1, dtype=dtype), numbers(7, DIM, seed=2, dtype=dtype)
-    exact = Experts({name: array.astype(np.float64) for name, array in given.items()}, top_k=2)
+    exact = kind({name: array.astype(np.float64) for name, array in given.items()}, top_k=2)
     expected = exact(x.astype(np.float64), residual=residual.astype(np.float64))
-    found = Experts(given, top_k=2)(x, residual=residual)
+    found = kind(given, top_k=2)(x, residual=residual)
     assert found.dtype == dtype
     close = 1e-5 if dtype == np.float32 else 2e-2
     np.testing.assert_allclose(found.astype(np.float64), expected, close, close)
-    wide = Experts(given, top_k=2)(x, residual=residual.astype(np.float32))
+    wide = kind(given, top_k=2)(x, residual=residual.astype(np.float32))
     assert wide.dtype == np.float32
     np.testing.assert_allclose(wide, expected, close, close)
 
@@ -156,16 +180,19 @@ def test_a_nan_stays_in_its_row() -> None:
     np.testing.assert_allclose(found[[0, 1, 3]], clean[[0, 1, 3]], 1e-13)
 
 
-@pytest.mark.parametrize("change", sorted(drawn()))
+@pytest.mark.parametrize("change", [*sorted(drawn()), "experts.2.up_proj.weight"])
 def test_parameters_that_do_not_fit(change: str) -> None:
-    given = drawn()
-    del given[change]
-    with pytest.raises(ValueError, match=rf"^Experts: .*{change}"):
-        Experts(given, top_k=1)
-    given = drawn()
-    given[change] = given[change][..., :-1]
-    with pytest.raises(ValueError, match=r"^Experts: .*must have|^Experts: .*has shape"):
-        Experts(given, top_k=1)
+    for kind in (Experts, GatedExperts):
+        given = drawn(gated=kind is GatedExperts)
+        if change not in given:
+            continue
+        fewer = {name: array for name, array in given.items() if name != change}
+        with pytest.raises(ValueError, match=rf"^{kind.__name__}: .*{change}"):
+            kind(fewer, top_k=1)
+        given[change] = given[change][:-1] if kind is GatedExperts else given[change][..., :-1]
+        said = change if kind is GatedExperts else "(must have|has shape)"
+        with pytest.raises(ValueError, match=rf"^{kind.__name__}: .*{said}"):
+            kind(given, top_k=1)
 
 
 def test_settings_that_make_no_sense() -> None:
@@ -177,6 +204,8 @@ def test_settings_that_make_no_sense() -> None:
     ):
         with failing(settings, message), pytest.raises(ValueError, match=message):
             Experts(drawn(), **settings)
+    with pytest.raises(ValueError, match="top_k is 5, but there are 4 experts"):
+        GatedExperts(drawn(gated=True), top_k=5)
 
 
 def test_other_errors() -> None:

@@ -21,6 +21,7 @@ def test_output_equals_a_row_by_row_reference(activation: str, gated: bool, bias
     for seed, name in enumerate(n for n in mlp.parameters if n.endswith("bias")):
         mlp.parameters[name][:] = numbers(len(mlp.parameters[name]), seed=seed)
     assert ("up_proj.bias" in mlp.parameters) is bias
+    assert (mlp.dim, mlp.hidden, mlp.gated) == (3, 5, gated)
     x = numbers(2, 4, 3, seed=2)
 
     def through(name: str, row: Any) -> list[float]:
@@ -57,21 +58,6 @@ def test_recording_changes_nothing(gated: bool) -> None:
     mlp = MLP(30, 70, gated=gated, seed=1)
     x = numbers(9, 30, dtype=np.float32)
     np.testing.assert_array_equal(mlp.trace(x)["hook_mlp_out"], mlp(x))
-
-
-def test_by_hand() -> None:
-    mlp = MLP.from_parameters(
-        {
-            "up_proj.weight": np.array([[1.0, -1.0]]),
-            "up_proj.bias": np.array([0.0, 5.0]),
-            "down_proj.weight": np.array([[10.0], [1.0]]),
-            "down_proj.bias": np.array([0.5]),
-        },
-        activation="relu",
-    )
-    # 2 -> (2, 3) -> 20 + 3 + 0.5; -4 -> (0, 9) -> 9.5
-    np.testing.assert_array_equal(mlp(np.array([[2], [-4]])), [[23.5], [9.5]])
-    assert (mlp.dim, mlp.hidden, mlp.gated) == (1, 2, False)
 
 
 def test_a_seed_gives_the_same_weights_in_every_type() -> None:
@@ -129,6 +115,7 @@ def test_infinite_rows_draw_no_warning() -> None:
 
 
 def test_bad_input() -> None:
+    good = {"up_proj.weight": np.ones((2, 3)), "down_proj.weight": np.ones((3, 2))}
     for make, error, message in (
         (lambda: MLP(2, 0), ValueError, "hidden is 0"),
         (lambda: MLP(2, 3, activation="glu"), ValueError, "no activation 'glu': did you mean"),
@@ -136,27 +123,17 @@ def test_bad_input() -> None:
         (lambda: MLP(2, 3)(["a", "b"]), TypeError, "x is <U1"),
         (lambda: MLP.from_parameters({}), ValueError, "up_proj.weight is missing: the parameters"),
         (
-            lambda: MLP.from_parameters(
-                {"up_proj.weight": np.ones((2, 3)), "down_proj.weight": np.ones((2, 3))}
-            ),
+            lambda: MLP.from_parameters(good | {"down_proj.weight": np.ones((2, 3))}),
             ValueError,
             r"down_proj.weight has shape \(2, 3\), but must have \(3, 2\): up_proj.weight has",
         ),
         (
-            lambda: MLP.from_parameters(
-                {
-                    "up_proj.weight": np.ones((2, 3)),
-                    "down_proj.weight": np.ones((3, 2)),
-                    "side_proj.weight": np.ones(3),
-                }
-            ),
+            lambda: MLP.from_parameters(good | {"side_proj.weight": np.ones(3)}),
             ValueError,
             "no parameter side_proj.weight: choose from gate_proj.weight",
         ),
         (
-            lambda: MLP.from_parameters(
-                {"up_proj.weight": np.ones(3), "down_proj.weight": np.ones((3, 2))}
-            ),
+            lambda: MLP.from_parameters(good | {"up_proj.weight": np.ones(3)}),
             ValueError,
             r"up_proj.weight has shape \(3,\): it must be \(D, F\)",
         ),

@@ -10,19 +10,9 @@ import numpy as np
 import pytest
 
 from qkv.layers import LayerNorm, RMSNorm
-from qkv.ops.kernel import set_num_threads
 from rows import failing
 
 from .support import numbers
-
-
-def test_layer_norm_by_hand() -> None:
-    # mean 4, centred -2 -1 0 3, variance (4 + 1 + 0 + 9) / 4 = 3.5
-    norm = LayerNorm.from_parameters(
-        {"weight": np.array([1.0, 2.0, 1.0, 10.0]), "bias": np.array([0.0, 1.0, 5.0, 0.0])}, eps=0.5
-    )
-    expected = [-2 / 2, -1 / 2 * 2 + 1, 5, 3 / 2 * 10]
-    np.testing.assert_allclose(norm(np.array([2.0, 3.0, 4.0, 7.0])), expected, rtol=1e-15)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
@@ -32,12 +22,6 @@ def test_layer_norm_without_parameters(dtype: Any) -> None:
     found = norm(np.array([2.0, 3.0, 4.0, 7.0], dtype))
     assert found.dtype == dtype
     assert found.tolist() == [-1, -0.5, 0, 1.5]
-
-
-def test_rms_norm_by_hand() -> None:
-    # mean square (1 + 4 + 4 + 0) / 4 = 2.25
-    norm = RMSNorm.from_parameters({"weight": np.array([1.0, 2.0, 3.0, 4.0])}, eps=1.75)
-    np.testing.assert_allclose(norm(np.array([[1.0, 2.0, -2.0, 0.0]])), [[0.5, 2.0, -3.0, 0.0]])
 
 
 @functools.cache  # the tests of all backends use the same results
@@ -67,17 +51,6 @@ def test_each_size_of_rows_and_vectors(centre: bool, bias: bool) -> None:
         np.testing.assert_array_equal(layer(x[None, ::-1])[0, ::-1], layer(x))
         np.testing.assert_array_equal(layer(x[0]), layer(x)[0])
     assert layer(np.zeros((3, 0, 1000), np.float32)).shape == (3, 0, 1000)
-
-
-@pytest.mark.usefixtures("backend")
-def test_the_same_bits_on_any_number_of_threads() -> None:
-    x, layer = numbers(500, 100, dtype=np.float32), LayerNorm(100)
-    found = []
-    for threads in (1, 2, 5):
-        set_num_threads(threads)
-        found.append(layer(x))
-    for other in found[1:]:
-        np.testing.assert_array_equal(other, found[0])
 
 
 @pytest.mark.parametrize("centre", [True, False])
@@ -142,15 +115,6 @@ def test_types_promote(kind: Any, x: Any, weight: Any, result: Any) -> None:
     out = kind(2, dtype=weight)(np.array([[1, 3]]).astype(x))
     assert out.dtype == np.dtype(result)
     assert out.dtype.isnative
-
-
-def test_inputs_are_not_written_to() -> None:
-    x = numbers(3, 4)
-    before = x.copy()
-    x.setflags(write=False)
-    LayerNorm(4, dtype=np.float64)(x)
-    RMSNorm(4, dtype=np.float64)(x)
-    np.testing.assert_array_equal(x, before)
 
 
 @pytest.mark.parametrize("kind", [LayerNorm, RMSNorm])

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from qkv.layers import MLP, Block, LayerNorm, LayerScale, MultiHeadAttention
+from rows import failing
 
 from .support import numbers
 
@@ -50,14 +51,10 @@ def test_layer_scale_in_a_block_equals_scaled_output_projections() -> None:
     }
     block = Block(attn, norms[0], mlp, norms[1], post_norm=False, **scales)
     assert {"scale1.weight", "scale2.weight"} < block.parameters.keys()
-    own = {
-        name: array * first if "out_proj" in name else array
-        for name, array in attn.parameters.items()
-    }
-    wide = {
-        name: array * second if "down_proj" in name else array
-        for name, array in mlp.parameters.items()
-    }
+    own, wide = attn.parameters | {}, mlp.parameters | {}
+    own["out_proj.weight"] = own["out_proj.weight"] * first
+    for name in ("down_proj.weight", "down_proj.bias"):
+        wide[name] = wide[name] * second
     plain = Block(
         MultiHeadAttention.from_parameters(own, num_heads=2),
         norms[0],
@@ -65,29 +62,29 @@ def test_layer_scale_in_a_block_equals_scaled_output_projections() -> None:
         norms[1],
         post_norm=False,
     )
-    for found, expected in (
-        (block(x), plain(x)),
-        (block.trace(x)["attn_out", 0], plain.trace(x)["attn_out", 0]),
-        (block.trace(x)["mlp_out", 0], plain.trace(x)["mlp_out", 0]),
-    ):
-        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+    close = {"rtol": 1e-12, "atol": 1e-12}
+    np.testing.assert_allclose(block(x), plain(x), **close)
+    for name in ("attn_out", "mlp_out"):
+        np.testing.assert_allclose(block.trace(x)[name, 0], plain.trace(x)[name, 0], **close)
 
 
 def test_invalid_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="LayerScale: dim is 0"):
-        LayerScale(0)
-    with pytest.raises(ValueError, match="LayerScale: weight is missing: the parameters are bias"):
-        LayerScale.from_parameters({"bias": np.ones(3)})
-    with pytest.raises(ValueError, match="LayerScale: there is no parameter bias"):
-        LayerScale.from_parameters({"weight": np.ones(3), "bias": np.ones(3)})
-    with pytest.raises(ValueError, match=r"weight has shape \(3, 1\): it must be \(D\)"):
-        LayerScale.from_parameters({"weight": np.ones((3, 1))})
-    with pytest.raises(ValueError, match=r"x has shape \(4,\), but the layer takes \(..., 3\)"):
-        LayerScale(3)(np.ones(4))
-    norms = LayerNorm(8), LayerNorm(8)
-    parts = MultiHeadAttention(8, 2, seed=0), norms[0], MLP(8, 12, seed=0), norms[1]
-    with pytest.raises(ValueError, match="omit out_norm1, out_norm2, scale1, scale2"):
-        Block(*parts, post_norm=True, scale1=LayerScale(8))
-    wrong = "scale2 takes vectors of size 4 and attn takes vectors of size 8"
-    with pytest.raises(ValueError, match=wrong):
-        Block(*parts, post_norm=False, scale2=LayerScale(4))
+    make, one = LayerScale.from_parameters, np.ones(3)
+    parts = MultiHeadAttention(8, 2, seed=0), LayerNorm(8), MLP(8, 12, seed=0), LayerNorm(8)
+    for call, message in (
+        (lambda: LayerScale(0), "LayerScale: dim is 0"),
+        (lambda: make({"bias": one}), "LayerScale: weight is missing: the parameters are bias"),
+        (lambda: make({"weight": one, "bias": one}), "LayerScale: there is no parameter bias"),
+        (lambda: make({"weight": one[:, None]}), r"weight has shape \(3, 1\): it must be \(D\)"),
+        (lambda: LayerScale(3)(np.ones(4)), r"x has shape \(4,\), but the layer takes \(..., 3\)"),
+        (
+            lambda: Block(*parts, post_norm=True, scale1=LayerScale(8)),
+            "omit out_norm1, out_norm2, scale1, scale2",
+        ),
+        (
+            lambda: Block(*parts, post_norm=False, scale2=LayerScale(4)),
+            "scale2 takes vectors of size 4 and attn takes vectors of size 8",
+        ),
+    ):
+        with failing(message), pytest.raises(ValueError, match=message):
+            call()

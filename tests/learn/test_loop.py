@@ -30,6 +30,7 @@ from qkv.learn import (
 )
 from qkv.learn._loop import spread
 from qkv.signals import ENDING
+from rows import failing
 
 from .support import BERT, Pull, network
 
@@ -47,6 +48,14 @@ def checkpoints_of(folder: Path) -> list[str]:
 def without_time(folder: Path) -> list[dict[str, Any]]:
     timed = ("seconds", "tokens_per_second")
     return [{k: v for k, v in row.items() if k not in timed} for row in read_metrics(folder)]
+
+
+def ends_as_unbroken(folder: Path, **settings: Any) -> None:
+    """Resume a run, and compare it with a run that never stopped."""
+    again, whole = network(), network()
+    train(again, Pull(), folder=folder, resume=True, **settings)
+    train(whole, Pull(), folder=folder / "whole", **settings)
+    np.testing.assert_array_equal(again.flat, whole.flat)
 
 
 # The files of a run
@@ -109,15 +118,9 @@ def test_step_loss_is_the_weighted_sum_of_its_objectives(tmp_path: Path) -> None
 
 
 def test_random_numbers_differ_by_step_objective_and_seed(tmp_path: Path) -> None:
-    drawn = []
-
-    class Drawing(Pull):
-        def batch(self, step: int, rng: np.random.Generator) -> Any:
-            drawn.append(rng.random())
-            return super().batch(step, rng)
-
+    drawn: list[float] = []
     for seed in (0, 1, 1):
-        parts = [Drawing("one"), Drawing("two")]
+        parts = [Pull(name, act=lambda _, rng: drawn.append(rng.random())) for name in ("a", "b")]
         train(network(), parts, folder=tmp_path / str(len(drawn)), steps=5, seed=seed, snapshots=[])
     assert drawn[10:20] == drawn[20:]
     assert len(set(drawn)) == 20
@@ -137,15 +140,14 @@ def test_the_last_step_of_a_run_always_has_a_snapshot(tmp_path: Path) -> None:
 
 
 def test_resuming_deletes_snapshots_of_later_steps(tmp_path: Path) -> None:
-    class Ends(Pull):
-        def batch(self, step: int, rng: np.random.Generator) -> Any:
-            raise RuntimeError("the end")
+    def end(*_: Any) -> None:
+        raise RuntimeError("the end")
 
     given: dict[str, Any] = {"folder": tmp_path, "steps": 4, "checkpoint_steps": 2}
     train(network(), Pull(), **given, snapshots=[2, 4])
     (tmp_path / "checkpoints" / "step-00000004.safetensors").unlink()
     with pytest.raises(RuntimeError, match="the end"):
-        train(network(), Ends(), **given, snapshots=[2, 4], resume=True)
+        train(network(), Pull(act=end), **given, snapshots=[2, 4], resume=True)
     assert [path.name for path in (tmp_path / "snapshots").iterdir()] == ["step-00000002"]
 
 
@@ -287,60 +289,51 @@ def test_resuming_with_other_settings_is_refused(tmp_path: Path) -> None:
 
 
 def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="steps and minutes are both None"):
-        train(network(), Pull(), folder=tmp_path)
-    with pytest.raises(ValueError, match="with different names"):
-        train(network(), [Pull(), Pull()], folder=tmp_path, steps=1)
-    with pytest.raises(ValueError, match="with different names"):
-        train(network(), [], folder=tmp_path, steps=1)
-    for name, value in (
-        *(("steps", 0), ("steps", -1), ("minutes", 0), ("minutes", float("nan"))),
-        *(("checkpoint_steps", 0), ("seed", -1)),
+    numbers = [("steps", 0), ("steps", -1), ("minutes", 0), ("minutes", float("nan"))]
+    numbers += [("checkpoint_steps", 0), ("seed", -1)]
+    for objective, given, words in (
+        (Pull(), {"steps": None}, "steps and minutes are both None"),
+        ([Pull(), Pull()], {}, "with different names"),
+        ([], {}, "with different names"),
+        (Pull(), {"optimizer": AdamW(network())}, "the optimizer belongs to another network"),
+        *((Pull(), {n: x}, f"^train: {n} is {x}: it must be") for n, x in numbers),
     ):
-        given: dict[str, Any] = {"steps": 1} | {name: value}
-        with pytest.raises(ValueError, match=f"^train: {name} is {value}: it must be"):
-            train(network(), Pull(), folder=tmp_path, **given)
-    with pytest.raises(ValueError, match="the optimizer belongs to another network"):
-        train(network(), Pull(), folder=tmp_path, steps=1, optimizer=AdamW(network()))
+        with failing(words), pytest.raises(ValueError, match=words):
+            train(network(), objective, folder=tmp_path, **{"steps": 1, **given})
     assert not list(tmp_path.iterdir())
 
 
 # Ctrl-C
 
 
+def sending(number: int, at: int = 5, times: int = 1) -> Any:
+    """Return a function for `Pull`, which sends a signal to this process before a step."""
+
+    def act(step: int, _: Any) -> None:
+        for _ in range(times if step == at else 0):
+            signal.raise_signal(number)
+
+    return act
+
+
 @pytest.mark.attack
 def test_ctrl_c_ends_the_step_and_saves(tmp_path: Path) -> None:
-    class Asked(Pull):
-        def __call__(self, net: Any, batch: Any) -> tuple[float, int]:
-            if batch[0] == 5:
-                signal.raise_signal(signal.SIGINT)
-            return super().__call__(net, batch)
-
     before = signal.getsignal(signal.SIGINT)
     net = network()
     with pytest.raises(Interrupted, match="stopped at step 6"):
-        train(net, Asked(), folder=tmp_path, steps=20)
+        train(net, Pull(act=sending(signal.SIGINT)), folder=tmp_path, steps=20)
     assert signal.getsignal(signal.SIGINT) is before
     np.testing.assert_array_equal(
         qkv.load(tmp_path).parameters["embed.weight"], net.parameters["embed.weight"]
     )
     assert checkpoints_of(tmp_path)[-1] == "step-00000006.safetensors"
-    again, whole = network(), network()
-    train(again, Pull(), folder=tmp_path, steps=20, resume=True)
-    train(whole, Pull(), folder=tmp_path / "whole", steps=20)
-    np.testing.assert_array_equal(again.flat, whole.flat)
+    ends_as_unbroken(tmp_path, steps=20)
 
 
 @pytest.mark.parametrize("one", ENDING)
 def test_other_signals_do_as_ctrl_c_does(one: int, tmp_path: Path) -> None:
-    class Asked(Pull):
-        def batch(self, step: int, rng: np.random.Generator) -> Any:
-            if step == 5:
-                signal.raise_signal(one)
-            return super().batch(step, rng)
-
     with pytest.raises(Interrupted, match="stopped at step 6") as found:
-        train(network(), Asked(), folder=tmp_path, steps=20, snapshots=[])
+        train(network(), Pull(act=sending(one)), folder=tmp_path, steps=20, snapshots=[])
     assert found.value.signal == one
     assert checkpoints_of(tmp_path)[-1] == "step-00000006.safetensors"
 
@@ -366,14 +359,9 @@ def test_a_signal_during_the_final_save_waits_until_it_is_done(
 
 @pytest.mark.attack
 def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
-    class Asked(Pull):
-        def __call__(self, net: Any, batch: Any) -> tuple[float, int]:
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGINT)
-            raise AssertionError
-
+    twice = Pull(act=sending(signal.SIGINT, at=0, times=2))
     with pytest.raises(KeyboardInterrupt):
-        train(network(), Asked(), folder=tmp_path, steps=20)
+        train(network(), twice, folder=tmp_path, steps=20)
     assert checkpoints_of(tmp_path) == ["step-00000000.safetensors"]
 
 
@@ -382,16 +370,11 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
 
 def test_a_step_with_nan_is_skipped_with_a_warning(tmp_path: Path) -> None:
     net = network()
-    states = []
-
-    class Looked(Pull):
-        def batch(self, step: int, rng: np.random.Generator) -> Any:
-            states.append(net.flat.copy())
-            return super().batch(step, rng)
-
+    states: list[Any] = []
+    looked = Pull(poison={3}, act=lambda *_: states.append(net.flat.copy()))
     optimizer = AdamW(net)
     with pytest.warns(UserWarning, match="step 4 was skipped: its loss is .* gradient has the"):
-        done = train(net, Looked(poison={3}), folder=tmp_path, steps=6, optimizer=optimizer)
+        done = train(net, looked, folder=tmp_path, steps=6, optimizer=optimizer)
     assert (done.skipped, optimizer.count) == (1, 5)
     np.testing.assert_array_equal(states[4], states[3])
     assert (states[5] != states[4]).any()
@@ -420,14 +403,12 @@ def test_running_means_that_are_not_finite_end_the_run(tmp_path: Path) -> None:
     net = network()
     optimizer = AdamW(net)
 
-    class Overflows(Pull):
-        def batch(self, step: int, rng: np.random.Generator) -> Any:
-            if step == 5:
-                optimizer.square[4] = np.inf
-            return super().batch(step, rng)
+    def overflow(step: int, _: Any) -> None:
+        if step == 5:
+            optimizer.square[4] = np.inf
 
     with pytest.raises(Diverged, match="at step 6, the running means of AdamW are not finite"):
-        train(net, Overflows(), folder=tmp_path, steps=6, optimizer=optimizer)
+        train(net, Pull(act=overflow), folder=tmp_path, steps=6, optimizer=optimizer)
 
 
 @pytest.mark.parametrize("ruin", [np.nan, np.inf, 1e30])
@@ -527,11 +508,7 @@ def test_a_full_disk_leaves_the_checkpoints(tmp_path: Path, monkeypatch) -> None
     assert info.value.filename == str(tmp_path)
     assert checkpoints_of(tmp_path) == ["step-00000000.safetensors", "step-00000002.safetensors"]
     monkeypatch.setattr(run_folder_module, "replacing", replacing)
-    again, whole = network(), network()
-    settings = {"steps": 10, "checkpoint_steps": 2, "snapshots": []}
-    train(again, Pull(), folder=tmp_path, resume=True, **settings)
-    train(whole, Pull(), folder=tmp_path / "whole", **settings)
-    np.testing.assert_array_equal(again.flat, whole.flat)
+    ends_as_unbroken(tmp_path, steps=10, checkpoint_steps=2, snapshots=[])
 
 
 def test_a_full_disk_at_metrics_snapshots_and_the_first_checkpoint(

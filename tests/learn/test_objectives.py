@@ -15,6 +15,7 @@ from qkv.learn import (
     _objectives as objectives_module,
     train_tokenizer,
 )
+from rows import failing
 
 TEXT = ["the cat sat on the mat", "a dog ran to the river bank and back again"] * 20
 
@@ -185,17 +186,15 @@ def test_weights_by_the_share_of_the_run() -> None:
 
 def test_invalid_arguments_are_refused(tokenizer, monkeypatch) -> None:
     monkeypatch.setattr(objectives_module, "_MOST_BARREN", 50)
-    with pytest.raises(ValueError, match="`sequences` is empty"):
-        Sequences([])
-    with pytest.raises(ValueError, match="tokens_per_step"):
-        Causal(Sequences([[1, 2]]), tokens_per_step=0)
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        Masked(Sequences([[1, 2]]), tokenizer, share=1.0)
-    unable = train_tokenizer(TEXT, "bytes", 300)
-    with pytest.raises(ValueError, match="has no mask"):
-        Masked(Sequences([[1, 2]]), unable)
+    source, unable = Sequences([[1, 2]]), train_tokenizer(TEXT, "bytes", 300)
     special = [tokenizer.vocabulary["[CLS]"], tokenizer.vocabulary["[SEP]"]]
-    with pytest.raises(ValueError, match="no sequence has a token"):
-        Masked(Sequences([special]), tokenizer).batch(0, rng())
-    with pytest.raises(ValueError, match="no sequence has a token"):
-        Causal(Sequences([[4]])).batch(0, rng())
+    for make, message in (
+        (lambda: Sequences([]), "`sequences` is empty"),
+        (lambda: Causal(source, tokens_per_step=0), "tokens_per_step"),
+        (lambda: Masked(source, tokenizer, share=1.0), "between 0 and 1"),
+        (lambda: Masked(source, unable), "has no mask"),
+        (lambda: Masked(Sequences([special]), tokenizer).batch(0, rng()), "no sequence has a tok"),
+        (lambda: Causal(Sequences([[4]])).batch(0, rng()), "no sequence has a token"),
+    ):
+        with failing(message), pytest.raises(ValueError, match=message):
+            make()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -38,46 +39,27 @@ def cut(rng: np.random.Generator, content: bytes) -> bytes:
     return content[: rng.integers(len(content))]
 
 
-def overwritten(rng: np.random.Generator, content: bytes) -> bytes:
-    """Replace some bytes by zeros, as a file system may do after a crash, or by random bytes."""
-    begin, length = rng.integers(len(content) - 100), rng.integers(1, 4000)
-    other = rng.bytes(length) if rng.random() < 0.5 else bytes(length)
-    return content[:begin] + other + content[begin + length :]
-
-
 def longer(rng: np.random.Generator, content: bytes) -> bytes:
     return content + rng.bytes(rng.integers(1, 100))
 
 
-def relabelled(rng: np.random.Generator, content: bytes) -> bytes:
-    """Replace the type F32 by another type of 4 bytes, or a name by a name of the same length."""
-    before, after = ((b"F32", b"I32"), (b"mean", b"meam"), (b'"square"', b'"sphere"'))[
-        rng.integers(3)
-    ]
-    return content.replace(before, after)
-
-
 def mutants(content: bytes) -> Iterator[tuple[str, bytes]]:
     rng = np.random.default_rng(0)
-    for mutate, count in ((flipped, 100), (cut, 30), (overwritten, 30), (longer, 6)):
+    for mutate, count in ((flipped, 130), (cut, 30), (longer, 12)):
         for number in range(count):
             changed = mutate(rng, content)
             if changed != content:
                 yield f"{mutate.__name__} {number}", changed
-    for number in range(6):
-        yield f"relabelled {number}", relabelled(rng, content)
 
 
-def with_array(name: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any], Any], None]:
-    def make(arrays: dict[str, Any], about: Any) -> None:
-        arrays[name] = change(arrays[name].copy())
+def put(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    """Return a function that applies `value` to an array, or sets an entry of `about` to it."""
 
-    return make
-
-
-def with_state(name: str, value: Any) -> Callable[[dict[str, Any], Any], None]:
     def make(arrays: dict[str, Any], about: dict[str, Any]) -> None:
-        about[name] = value
+        if callable(value):
+            arrays[name] = value(arrays[name].copy())
+        else:
+            about[name] = value
 
     return make
 
@@ -93,35 +75,35 @@ def holding(value: float) -> Callable[[Any], Any]:
 # Files with a correct checksum but with wrong contents.
 SEALED = [
     *(
-        (f"{name} holds {value}", with_array(name, holding(value)), "not finite")
+        (f"{name} holds {value}", put(name, holding(value)), "not finite")
         for name in ("parameters", "mean", "square")
         for value in (np.nan, np.inf)
     ),
-    ("square below 0", with_array("square", holding(-1.0)), "negative numbers"),
-    ("mean of one", with_array("mean", lambda array: array[:1]), "the parameters are float32"),
-    ("mean as a table", with_array("mean", lambda array: array.reshape(2, -1)), "of shape"),
-    ("mean as a number", with_array("mean", lambda array: array[:1].reshape(())), "shape ()"),
-    ("nothing of square", with_array("square", lambda array: array[:0]), "of shape (0,)"),
+    ("square below 0", put("square", holding(-1.0)), "negative numbers"),
+    ("mean of one", put("mean", lambda array: array[:1]), "the parameters are float32"),
+    ("mean as a table", put("mean", lambda array: array.reshape(2, -1)), "of shape"),
+    ("mean as a number", put("mean", lambda array: array[:1].reshape(())), "shape ()"),
+    ("nothing of square", put("square", lambda array: array[:0]), "of shape (0,)"),
     *(
-        (f"{name} of {kind}", with_array(name, lambda array, kind=kind: array.astype(kind)), kind)
+        (f"{name} of {kind}", put(name, lambda array, kind=kind: array.astype(kind)), kind)
         for name in ("parameters", "square")
         for kind in ("int32", "float16", "float64")
     ),
     ("no mean", lambda arrays, about: arrays.pop("mean"), "its arrays are parameters, square, not"),
     ("one more", lambda arrays, about: arrays.update(x=arrays["mean"]), "its arrays are"),
     *(
-        (f"step {value!r:.20}", with_state("step", value), "step is")
+        (f"step {value!r:.20}", put("step", value), "step is")
         for value in (10**9, 3, -1, 4.5, "4", None, True, [4], 10**400)
     ),
     *(
-        (f"{name} {value!r:.20}", with_state(name, value), f"{name} ")
+        (f"{name} {value!r:.20}", put(name, value), f"{name} ")
         for name in ("updates", "tokens", "seconds", "settings", "watch", "objectives")
         for value in (None, "x", -1.0)
     ),
-    ("updates 5", with_state("updates", 5), "updates is 5"),
-    ("seconds inf", with_state("seconds", float("inf")), "seconds is inf"),
-    ("a run of 3", with_state("settings", {"steps": 3}), "its step is 4, but the run has 3 steps"),
-    ("a run of x", with_state("settings", {"steps": "x"}), "but the run has 'x' steps"),
+    ("updates 5", put("updates", 5), "updates is 5"),
+    ("seconds inf", put("seconds", float("inf")), "seconds is inf"),
+    ("a run of 3", put("settings", {"steps": 3}), "its step is 4, but the run has 3 steps"),
+    ("a run of x", put("settings", {"steps": "x"}), "but the run has 'x' steps"),
 ]
 
 
@@ -167,13 +149,13 @@ def test_the_run_resumes_from_the_previous_checkpoint(
     how: str, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The resumed run gives the same result, and replaces the damaged checkpoint."""
-    whole, path = last_checkpoint(run).arrays, run / LAST
+    whole, path, warned = last_checkpoint(run).arrays, run / LAST, nullcontext()
     if how == "cut":
         path.write_bytes(path.read_bytes()[:-1])
         words = "is damaged: its checksum does not match its content; continuing from step 2"
+        warned = pytest.warns(UserWarning, match=words)
     elif how == "missing":
         path.unlink()
-        words = ""
     else:  # root can read every file
         read = Path.read_bytes
 
@@ -184,10 +166,8 @@ def test_the_run_resumes_from_the_previous_checkpoint(
 
         monkeypatch.setattr(Path, "read_bytes", refuse)
         words = r"cannot be read \(Permission denied\); continuing from step 2"
-    if words:
-        with pytest.warns(UserWarning, match=words):
-            go_on(run)
-    else:
+        warned = pytest.warns(UserWarning, match=words)
+    with warned:
         go_on(run)
     monkeypatch.undo()
     found = last_checkpoint(run)

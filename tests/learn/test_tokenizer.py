@@ -17,6 +17,7 @@ import tokenizers
 from processes import ends, is_gone, threads, until
 from qkv.learn import _tokenizer_process, train_tokenizer
 from qkv.text import SubwordTokenizer
+from rows import failing
 
 LINES = ["The cat sat on the mat.\n", "A dog ran to the caf\u00e9 \u4e16\u754c!\n", "\n"] * 30
 
@@ -194,17 +195,13 @@ def test_a_tokenizer_is_trained_without_a_python_executable(
     assert train_tokenizer(LINES, "bytes", 300).vocabulary == expected
 
 
-def test_invalid_lines_and_sizes_are_refused() -> None:
-    with pytest.raises(TypeError, match="`lines` is one string"):
-        train_tokenizer("the cat", "bytes", 300)
-    with pytest.raises(TypeError, match="line 2 is bytes, not a string"):
-        train_tokenizer(["the cat", b"sat"], "bytes", 300)  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="line 1 has the lone surrogate"):
-        train_tokenizer(["\udc00"], "wordpiece", 300)
-    with pytest.raises(ValueError, match="vocabulary is 0"):
-        train_tokenizer(LINES, "wordpiece", 0)
-
-
-def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="choose wordpiece or bytes"):
-        train_tokenizer(LINES, "words", 300)
+def test_invalid_arguments_are_refused() -> None:
+    for lines, kind, size, error, message in (
+        ("the cat", "bytes", 300, TypeError, "`lines` is one string"),
+        (["the cat", b"sat"], "bytes", 300, TypeError, "line 2 is bytes, not a string"),
+        (["\udc00"], "wordpiece", 300, ValueError, "line 1 has the lone surrogate"),
+        (LINES, "wordpiece", 0, ValueError, "vocabulary is 0"),
+        (LINES, "words", 300, ValueError, "choose wordpiece or bytes"),
+    ):
+        with failing(message), pytest.raises(error, match=message):
+            train_tokenizer(lines, kind, size)

@@ -32,19 +32,6 @@ def test_activations_by_the_math_module(name: str, dtype: type, bound: float) ->
     assert (np.abs(got - expected) <= bound * np.maximum(1, np.abs(x))).all()
 
 
-@pytest.mark.parametrize("name", FORMULAS)
-def test_activations_far_from_zero_equal_relu(name: str) -> None:
-    x = np.array([-1e4, -60.0, 60.0, 1e4], np.float32)
-    np.testing.assert_allclose(activate(x, name), np.maximum(x, 0), rtol=1e-7, atol=1e-24)
-
-
-@pytest.mark.parametrize("name", FORMULAS)
-def test_activations_of_infinities_and_nan(name: str) -> None:
-    got = activate(np.array([np.inf, np.nan], np.float32), name)
-    assert got[0] == np.inf
-    assert np.isnan(got[1])
-
-
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_of_numbers_of_any_size_are_not_subnormal(name: str, backend: str) -> None:
     x = np.concatenate([np.linspace(-300, 300, 60001), [-1e30, -1e4, 1e4, 1e30]]).astype(np.float32)
@@ -90,10 +77,11 @@ def test_activations_of_any_size() -> None:
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_activations_and_gradients_at_extreme_inputs(name: str, dtype: Any) -> None:
-    x = np.array([-np.inf, -1e30, -200, -60, 60, 200, 1e30, np.inf, np.nan], dtype)
-    slopes = activation_grad(x, np.full(9, 2, dtype), name)
-    np.testing.assert_allclose(slopes[:8], [0] * 4 + [2] * 4, rtol=1e-6, atol=1e-19)
-    assert np.isnan(slopes[8]) or name == "relu"
+    x = np.array([-1e4, -200, -60, 60, 200, 1e4, 1e30, np.inf, -np.inf, -1e30, np.nan], dtype)
+    slopes = activation_grad(x, np.full(11, 2, dtype), name)
+    np.testing.assert_allclose(slopes[:10], 2 * (x[:10] > 0), rtol=1e-6, atol=1e-19)
+    assert np.isnan(slopes[10]) or name == "relu"
+    np.testing.assert_allclose(activate(x[:8], name), np.maximum(x[:8], 0), 1e-7, 1e-24)
     assert np.isnan(activate(x[-1:], name)).all()
     assert np.isnan(activation_grad(np.full(2, 3, dtype), np.full(2, np.nan, dtype), name)).all()
 

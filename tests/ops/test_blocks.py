@@ -92,15 +92,13 @@ def test_matrices_that_lie_side_by_side_are_multiplied_at_once() -> None:
         some = bias[: sum(weight.shape[1] for weight in weights)]
         each = np.concatenate([linear(x, weight) for weight in weights], axis=1) + some
         np.testing.assert_array_equal(kernel.joined_linear(weights, some)(x), each)
-    first, other = beside[:2]
-    assert not kernel.joins([first, beside[2]])
+    first, other, last = beside
+    copied = part_of(other, other.packed.copy())
+    others = (part_of(other, other.packed, **it) for it in ({"kind": "Q4_0"}, {"width": 64}))
+    for second in (last, first, copied, other.T, numbers(96, 32), *others):
+        assert not kernel.joins([first, second])
     assert not kernel.joins([other, first])
-    assert not kernel.joins([first, part_of(other, other.packed.copy())])
-    assert not kernel.joins([first, other.T])
-    assert not kernel.joins([first, numbers(96, 32)])
     assert not kernel.joins([part_of(first, first.packed, rows=50), other])
-    assert not kernel.joins([first, part_of(other, other.packed, kind="Q4_0")])
-    assert not kernel.joins([first, part_of(other, other.packed, width=64)])
 
 
 def part_of(matrix: BlockMatrix, packed: Array, **other: Any) -> BlockMatrix:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qkv.layers import LayerNorm
 from qkv.ops._adamw import adamw, gradient_norm
 from qkv.ops._loss import cross_entropy
 from qkv.ops._norm import norm_grad
@@ -58,6 +59,7 @@ def test_the_same_bits_on_any_number_of_threads(backend: str) -> None:
             rate=0.1, betas=(0.9, 0.98), eps=1e-8, decay=0.1, step=3,
         )  # fmt: skip
         return [
+            LayerNorm(210)(x),
             *linear_grad(x, weight, grad, bias=True),
             *linear_grad(x, transposed, grad, bias=True),
             *(activate(grad, name) for name in ACTIVATIONS),

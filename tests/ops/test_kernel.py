@@ -11,6 +11,7 @@ import pytest
 
 import qkv
 from qkv.ops.kernel import BACKENDS, VARIANTS, compiled, variant
+from rows import failing
 
 native = pytest.mark.skipif(compiled is None, reason="the kernel was not built")
 
@@ -46,32 +47,15 @@ def test_an_unavailable_backend_is_an_error_of_each_call(monkeypatch: pytest.Mon
 
 # The kernel rejects wrong arguments before it reads any memory.
 
-QUERY, KEY, VALUE = (
-    np.ones((2, 4, 5, 8), "f4"),
-    np.ones((2, 2, 7, 8), "f4"),
-    np.ones((2, 2, 7, 3), "f4"),
+SHAPES = ((2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 3))
+QUERY, KEY, VALUE = (np.ones(shape, "f4") for shape in SHAPES)
+NAMES = (  # in the order in which the kernel takes them
+    "variant query key value out lse mask bias slopes sinks offset query_lengths key_lengths left "
+    "right softcap scale threads weights"
 )
-ASKED: dict[str, Any] = {
-    "variant": 0,
-    "query": QUERY,
-    "key": KEY,
-    "value": VALUE,
-    "out": np.zeros((2, 4, 5, 3), "f4"),
-    "lse": np.zeros((2, 4, 5, 1)),
-    "mask": None,
-    "bias": None,
-    "slopes": None,
-    "sinks": None,
-    "offset": 0,
-    "query_lengths": None,
-    "key_lengths": None,
-    "left": None,
-    "right": None,
-    "softcap": None,
-    "scale": 1.0,
-    "threads": 1,
-    "weights": None,
-}
+ASKED: dict[str, Any] = dict.fromkeys(NAMES.split())
+ASKED |= {"variant": 0, "query": QUERY, "key": KEY, "value": VALUE, "offset": 0, "scale": 1.0}
+ASKED |= {"out": np.zeros((2, 4, 5, 3), "f4"), "lse": np.zeros((2, 4, 5, 1)), "threads": 1}
 
 
 @native
@@ -123,29 +107,15 @@ def test_the_kernel_refuses_invalid_arguments(wrong: dict[str, Any]) -> None:
 
 
 @native
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"query": None},
-        {"query": [[1.0]]},
-        {"offset": 1.5},
-        {"scale": "1"},
-        {"mask": np.ones((5, 7), np.int8)},
-        {"mask": np.ones((5, 7), ">f4")},
-    ],
-    ids=lambda wrong: " ".join(wrong),
-)
-def test_the_kernel_refuses_other_types(wrong: dict[str, Any]) -> None:
-    with pytest.raises((TypeError, ValueError)):
-        compiled.attend(*(ASKED | wrong).values())
-
-
-@native
-def test_the_kernel_does_not_write_into_read_only_arrays() -> None:
+def test_the_kernel_refuses_other_types_and_read_only_arrays() -> None:
     sealed = np.zeros((2, 4, 5, 3), "f4")
     sealed.flags.writeable = False
-    with pytest.raises((BufferError, ValueError)):
-        compiled.attend(*(ASKED | {"out": sealed}).values())
+    for name, value in (
+        *(("query", None), ("query", [[1.0]]), ("offset", 1.5), ("scale", "1"), ("out", sealed)),
+        *(("mask", np.ones((5, 7), kind)) for kind in (np.int8, ">f4")),
+    ):
+        with failing(name, value), pytest.raises((TypeError, ValueError, BufferError)):
+            compiled.attend(*(ASKED | {name: value}).values())
 
 
 @native

@@ -93,13 +93,6 @@ def test_weights_of_many_depths_and_widths(dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16])
-@pytest.mark.parametrize("depth", [383, 384, 385, 767, 768, 769, 1537])
-def test_depths_beyond_a_block(depth: int, dtype: Any) -> None:
-    weight = numbers(depth, 33, seed=1) / math.sqrt(depth)
-    check(numbers(15, depth, dtype=dtype), weight.astype(dtype), activation="gelu")
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16])
 def test_an_odd_depth_after_nan_in_the_same_memory(dtype: Any) -> None:
     set_num_threads(1)
     for depth in (384, 768):
@@ -147,11 +140,18 @@ def test_narrowed_is_rounded_to_nearest(count: int, backend: str) -> None:
     assert to_bfloat16(x, weight.astype(np.float32)) is x
 
 
-@pytest.mark.parametrize("dtype", [np.float32, bfloat16])
-@pytest.mark.parametrize(("rows", "depth", "width"), [(301, 70, 100), (70, 900, 40), (5, 40, 700)])
-def test_more_than_one_chunk(rows: int, depth: int, width: int, dtype: Any) -> None:
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16])
+@pytest.mark.parametrize(
+    ("rows", "depth", "width"),
+    [
+        *((15, depth, 33) for depth in (383, 384, 385, 767, 768, 769, 1537)),
+        *((301, 70, 100), (70, 900, 40), (5, 40, 700)),
+    ],
+)
+def test_more_than_one_block_or_chunk(rows: int, depth: int, width: int, dtype: Any) -> None:
     weight = numbers(depth, width, seed=1) / math.sqrt(depth)
-    check(numbers(rows, depth, dtype=dtype), weight.astype(dtype), activation="silu")
+    activation = "gelu" if rows == 15 else "silu"
+    check(numbers(rows, depth, dtype=dtype), weight.astype(dtype), activation=activation)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, bfloat16, np.float64])
@@ -239,30 +239,15 @@ def from_places(array: Array) -> Iterator[Array]:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16])
 def test_arrays_of_any_memory_layout_give_the_same_result(dtype: Any, backend: str) -> None:
-    x, weight = numbers(15, 37, dtype=dtype), numbers(37, 35, seed=1, dtype=dtype)
-    bias = numbers(35, seed=2, dtype=dtype)
-    gate, residual = numbers(15, 35, seed=3, dtype=dtype), numbers(15, 35, seed=4, dtype=dtype)
-    options = {"activation": "silu", "gate": gate, "residual": residual}
-    expected = linear(x, weight, bias, **options)
-
-    def same(found: Array) -> None:
-        if backend == "numpy":  # its rounding depends on the memory layout
-            np.testing.assert_allclose(
-                found.astype(np.float64), expected.astype(np.float64), 1e-2, 1e-2
-            )
-        else:
-            np.testing.assert_array_equal(found, expected)
-
-    for other in from_places(x):
-        same(linear(other, weight, bias, **options))
-    for other in from_places(weight):
-        same(linear(x, other, bias, **options))
-    for other in from_places(bias):
-        same(linear(x, weight, other, **options))
-    for other in from_places(gate):
-        same(linear(x, weight, bias, **(options | {"gate": other})))
-    for other in from_places(residual):
-        same(linear(x, weight, bias, **(options | {"residual": other})))
+    shapes = {"x": (15, 37), "weight": (37, 35), "bias": (35,), "gate": (15, 35)}
+    shapes["residual"] = (15, 35)
+    given = {n: numbers(*s, seed=k, dtype=dtype) for k, (n, s) in enumerate(shapes.items())}
+    expected = linear(**given, activation="silu").astype(np.float64)
+    allowed = 1e-2 if backend == "numpy" else 0  # NumPy's rounding depends on the memory layout
+    for name, array in given.items():
+        for other in from_places(array):
+            found = linear(**(given | {name: other}), activation="silu").astype(np.float64)
+            np.testing.assert_allclose(found, expected, allowed, allowed, err_msg=name)
 
 
 @native
@@ -350,15 +335,6 @@ def test_a_row_does_not_depend_on_the_others(dtype: Any, backend: str) -> None:
 
 
 # Weights that are kept
-
-
-def test_writing_into_a_weight_takes_effect() -> None:
-    x, weight = numbers(3, 4), numbers(4, 5, seed=1)
-    check(x, weight)
-    weight[2, 3] = 100
-    check(x, weight)
-    weight *= 2
-    check(x, weight)
 
 
 def test_writing_through_another_view_takes_effect() -> None:
@@ -484,9 +460,7 @@ def test_packed_weights_share_memory_without_overlap(dtype: Any) -> None:
     rng = np.random.default_rng(0)
     shapes = [(rng.integers(1, 70), rng.integers(1, 70)) for _ in range(60)]
     shapes += [(700, 1600), (1, 1), (1500, 800), (33, 5), (900, 1100), (901, 1100)]
-    weights = [rng.integers(-3, 4, shape).astype(dtype) for shape in shapes]
-    for weight in weights:
-        weight.setflags(write=False)
+    weights = [sealed(rng.integers(-3, 4, shape).astype(dtype)) for shape in shapes]
     for _ in range(2):
         for weight in weights:
             x = rng.integers(-2, 3, (1, len(weight))).astype(dtype)
@@ -546,11 +520,11 @@ def test_the_kernel_refuses_invalid_arguments(wrong: dict[str, Any]) -> None:
 def test_packing_refuses_memory_of_the_wrong_size_or_type() -> None:
     weight = np.ones((4, 5), "f4")
     size = compiled.packed_size(0, 4, 5, weight)
-    for memory in (np.zeros(size - 1, "f4"), np.zeros(2 * size, "f4"), np.zeros(size, "f8"), None):
+    packed = np.zeros(size, "f4")
+    wrong = (np.zeros(size - 1, "f4"), np.zeros(2 * size, "f4"), np.zeros(size, "f8"), None)
+    for given, memory in (*((weight, it) for it in wrong), (weight.astype("f8"), packed)):
         with pytest.raises(ValueError, match=r"^kernel: "):
-            compiled.pack(0, weight, memory, 1)
-    with pytest.raises(ValueError, match=r"^kernel: "):
-        compiled.pack(0, weight.astype("f8"), np.zeros(size, "f4"), 1)
+            compiled.pack(0, given, memory, 1)
     with pytest.raises(ValueError, match=r"^kernel: "):
         compiled.packed_size(0, 1 << 62, 1 << 62, weight)
 

@@ -4,7 +4,7 @@ import csv
 import json
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,22 +103,31 @@ def test_columns_that_cannot_be_kept_are_refused(keep: Any, said: str, tmp_path:
         encode("random", str(tmp_path / "a.txt"), tmp_path / "out", keep=["size"])
 
 
-def test_an_unfinished_file_of_a_killed_worker_is_removed(
-    files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def before_parts(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Order], object]], None]:
+    """A function that sets what happens before each part is written."""
     real = qkv.scale.encoding.write_part
 
-    def write(model: qkv.Model, order: Order) -> Any:
-        (tmp_path / "out" / ".qkv-1-0123abcd.part").touch()
-        return real(model, order)
+    def set_action(act: Callable[[Order], object]) -> None:
+        def write(model: qkv.Model, order: Order) -> Any:
+            act(order)
+            return real(model, order)
 
-    monkeypatch.setattr("qkv.scale.encoding.write_part", write)
+        monkeypatch.setattr("qkv.scale.encoding.write_part", write)
+
+    return set_action
+
+
+def test_an_unfinished_file_of_a_killed_worker_is_removed(
+    files: list[str], tmp_path: Path, before_parts: Any
+) -> None:
+    before_parts(lambda _: (tmp_path / "out" / ".qkv-1-0123abcd.part").touch())
     assert encode("random", files, tmp_path / "out").parts == 4
     assert not list((tmp_path / "out").glob("*.part"))
     assert len(held(tmp_path / "out")["id"]) == 1300
 
 
-def test_resume(files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume(files: list[str], tmp_path: Path, before_parts: Any) -> None:
     out = tmp_path / "out"
     encode("random", files, out)
     before = held(out)
@@ -128,13 +137,7 @@ def test_resume(files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     data[50] ^= 1
     second.write_bytes(data)
     made: list[str] = []
-    real = qkv.scale.encoding.write_part
-
-    def write(model: qkv.Model, order: Order) -> Any:
-        made.append(order.name)
-        return real(model, order)
-
-    monkeypatch.setattr("qkv.scale.encoding.write_part", write)
+    before_parts(lambda order: made.append(order.name))
     encode("random", files, out)
     assert made == [first.name, second.name]
     assert held(out) == before
@@ -145,15 +148,9 @@ def test_resume(files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_source_that_changes_after_it_was_counted(
-    files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: list[str], tmp_path: Path, before_parts: Any
 ) -> None:
-    real = qkv.scale.encoding.write_part
-
-    def write(model: qkv.Model, order: Order) -> Any:
-        Path(files[0]).write_text("the cat")
-        return real(model, order)
-
-    monkeypatch.setattr("qkv.scale.encoding.write_part", write)
+    before_parts(lambda _: Path(files[0]).write_text("the cat"))
     with pytest.raises(ValueError, match=r"a\.txt changed while it was read: encode a copy"):
         encode("random", files, tmp_path / "out")
     assert not list((tmp_path / "out").glob("*.parquet"))
@@ -163,8 +160,8 @@ def test_a_source_that_changes_after_it_was_counted(
 def test_resuming_with_a_changed_source_model_or_column_is_refused(
     what: str, files: list[str], tmp_path: Path
 ) -> None:
-    out = tmp_path / "out"
-    encode("random", files, out)
+    out, sources = tmp_path / "out", files[:1] if what == "column" else files
+    encode("random", sources, out)
     before = held(out)
     if what == "source":
         text = Path(files[0]).read_text()
@@ -172,10 +169,6 @@ def test_resuming_with_a_changed_source_model_or_column_is_refused(
     words = {"source": "a.txt has changed",
              "model": "whose files differ from the files of the given model, books",
              "column": "of column 'text', but column is 'x'"}  # fmt: skip
-    sources = files[:1] if what == "column" else files
-    if what == "column":
-        encode("random", sources, out, resume=False)
-        before = held(out)
     column = "x" if what == "column" else "text"
     with pytest.raises(ValueError, match=words[what]):
         encode("books" if what == "model" else "random", sources, out, column=column)
@@ -206,15 +199,6 @@ def test_a_blank_row_has_a_vector_where_there_are_special_tokens(tmp_path: Path)
         encode("random", tmp_path / "a.txt", tmp_path / "other")
     done = encode("random", tmp_path / "a.txt", tmp_path / "other", on_error="skip")
     assert (done.rows, len(done.skipped)) == (2, 1)
-
-
-def test_a_second_run_is_refused(files: list[str], tmp_path: Path) -> None:
-    from qkv.scale._manifest import Folder, writing
-
-    folder = Folder(str(tmp_path / "out"))
-    with writing(folder, "x", "t"), pytest.raises(RuntimeError, match="another run writes to"):
-        encode("random", files, tmp_path / "out")
-    assert encode("random", files, tmp_path / "out").rows == 1300
 
 
 def test_a_model_in_memory_is_refused(tmp_path: Path) -> None:

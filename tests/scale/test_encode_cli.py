@@ -32,6 +32,13 @@ def run(*arguments: str) -> tuple[int, str, str]:
     return found.exit_code, found.stdout, found.stderr
 
 
+def error_of(*arguments: str) -> str:
+    """Return the standard error of a call that is refused."""
+    code, _, errors = run(*arguments)
+    assert code == 2
+    return errors
+
+
 def test_many_files_on_a_cluster(files: list[str], address: str, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     code, said, errors = run(*files, "-o", out, "--cluster", address, "--json")
@@ -48,12 +55,9 @@ def test_columns_are_kept(address: str, tmp_path: Path) -> None:
     assert code == 0, errors
     [part] = out.glob("*.parquet")
     assert pq.read_table(part)["name"].to_pylist() == ["Ann", "Bob"]
-    code, _, errors = run(*asked, "--keep", "name")
-    assert code == 2
-    assert "--keep needs a cluster: add --cluster local" in errors
-    code, _, errors = run(*asked, "--cluster", address, "--keep", "name", "--keep", "text")
-    assert code == 2
-    assert "but --keep is ['name', 'text']: " in errors
+    assert "--keep needs a cluster: add --cluster local" in error_of(*asked, "--keep", "name")
+    more = ["--cluster", address, "--keep", "name", "--keep", "text"]
+    assert "but --keep is ['name', 'text']: " in error_of(*asked, *more)
 
 
 def test_a_dry_run_writes_nothing(files: list[str], address: str, tmp_path: Path) -> None:
@@ -71,13 +75,11 @@ def test_a_dry_run_writes_nothing(files: list[str], address: str, tmp_path: Path
 def test_a_bad_row_is_named_or_skipped(files: list[str], address: str, tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_bytes(b"the cat\n" * 40 + b"the \xff\n")
     arguments = [*files, "-o", str(tmp_path / "out"), "--cluster", address]
-    code, _, errors = run(*arguments)
-    assert code == 2
     said = (
         "b.txt, row 40 is not UTF-8: byte 5 is 0xff: "
         "correct it, or skip bad rows with --on-error skip"
     )
-    assert errors.endswith(f"{said}\n")
+    assert error_of(*arguments).endswith(f"{said}\n")
     assert not (tmp_path / "out").exists()
     code, _, errors = run(*arguments, "--on-error", "skip")
     assert code == 0
@@ -90,8 +92,7 @@ def test_no_resume_replaces_the_vectors_of_changed_sources(
     arguments = [*files, "-o", str(tmp_path / "out"), "--cluster", address]
     assert run(*arguments)[0] == 0
     (tmp_path / "b.txt").write_text("the mat\n")
-    code, _, errors = run(*arguments)
-    assert code == 2
+    errors = error_of(*arguments)
     assert "b.txt has changed since" in errors
     assert errors.endswith("choose another folder, or start again with --no-resume\n")
     code, _, errors = run(*arguments, "--no-resume")
@@ -103,8 +104,7 @@ def test_no_resume_replaces_the_vectors_of_changed_sources(
 def test_options_for_many_files_need_a_cluster(
     option: list[str], files: list[str], tmp_path: Path
 ) -> None:
-    code, _, errors = run(*files, "-o", str(tmp_path / "a.npy"), *option)
-    assert code == 2
+    errors = error_of(*files, "-o", str(tmp_path / "a.npy"), *option)
     assert f"{option[0]} needs a cluster: add --cluster local" in errors
 
 
@@ -112,6 +112,5 @@ def test_options_for_many_files_need_a_cluster(
 def test_an_invalid_number_of_workers_is_refused(
     where: str, files: list[str], tmp_path: Path
 ) -> None:
-    code, _, errors = run(*files, "-o", str(tmp_path / "out"), "--cluster", where)
-    assert code == 2
+    errors = error_of(*files, "-o", str(tmp_path / "out"), "--cluster", where)
     assert f"the cluster is {where}; pass local:N with N from 1 to 1024" in errors

@@ -249,13 +249,3 @@ def test_a_full_disk(source: Path, client: Any, tmp_path: Path) -> None:
     assert not list(out.glob("*.part"))
     assert encode("books", source, out).rows == len(TEXTS)
     check(out)
-
-
-def test_one_bad_line_in_a_million(client: Any, tmp_path: Path) -> None:
-    """The bad line is found before anything is computed."""
-    lines = [b"the cat"] * 10**6
-    lines[765_432] = b"the \xff"
-    (tmp_path / "a.txt").write_bytes(b"\n".join(lines))
-    with pytest.raises(ValueError, match=r"a.txt, row 765432 is not UTF-8: byte 5 is 0xff"):
-        encode("random", tmp_path / "a.txt", tmp_path / "out", client=client)
-    assert not (tmp_path / "out").exists()

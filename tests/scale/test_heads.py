@@ -68,14 +68,9 @@ def agree(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
         np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-6, err_msg=name)
 
 
-def test_every_kind_of_file_in_this_process(corpus: Path, wanted: dict[str, np.ndarray]) -> None:
-    agree(scale.head_scores(None, str(corpus / "*")), wanted)
-
-
-def test_every_kind_of_file_on_two_workers(
-    corpus: Path, wanted: dict[str, np.ndarray], client: Any
-) -> None:
-    agree(scale.head_scores(None, str(corpus / "*"), client=client), wanted)
+def test_every_kind_of_file(corpus: Path, wanted: dict[str, np.ndarray], client: Any) -> None:
+    for used in (None, client):
+        agree(scale.head_scores(None, str(corpus / "*"), client=used), wanted)
 
 
 def test_head_scores_use_the_current_client(

@@ -2,13 +2,13 @@
 
 import copy
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from qkv.scale._manifest import MANIFEST, Folder
+from rows import failing
 
 PART = {
     "name": "part-000000-0123abcd.parquet",
@@ -50,21 +50,16 @@ def test_a_manifest_that_is_not_json_is_refused(data: bytes, tmp_path: Path) -> 
         read(tmp_path, data)
 
 
-def put(*names: Any) -> Callable[[Any, Any], None]:
-    """Return a function that sets the entry at the path `names` to a value.
-
-    The function `put` itself is a marker: if it is the value, the entry is deleted.
-    """
-
-    def change(data: Any, value: Any) -> None:
-        for name in names[:-1]:
-            data = data[name]
-        if value is put:
-            del data[names[-1]]
-        else:
-            data[names[-1]] = value
-
-    return change
+def put(names: tuple[Any, ...], value: Any) -> bytes:
+    """Return the manifest with a value at the path `names`; with `put`, without this entry."""
+    whole = data = copy.deepcopy(WHOLE)
+    for name in names[:-1]:
+        data = data[name]
+    if value is put:
+        del data[names[-1]]
+    else:
+        data[names[-1]] = value
+    return json.dumps(whole).encode()
 
 
 PLACES: list[tuple[Any, ...]] = [
@@ -83,11 +78,9 @@ VALUES = [put, None, True, -1, 1.5, 10**30, 1e999, [[]], {"x": 1}, [1]]
 def test_missing_values_and_wrong_types_are_refused(names: tuple, tmp_path: Path) -> None:
     text = names[-1] in ("name", "checksum", "column", "path")
     for value in [*VALUES, [] if text else "text"]:
-        data = copy.deepcopy(WHOLE)
-        put(*names)(data, value)
         said = rf"^scale.encode: .*{MANIFEST} cannot be read \(.*{WAY}"
-        with pytest.raises(ValueError, match=said):
-            read(tmp_path, json.dumps(data).encode())
+        with failing(value), pytest.raises(ValueError, match=said):
+            read(tmp_path, put(names, value))
 
 
 @pytest.mark.parametrize(
@@ -105,10 +98,8 @@ def test_missing_values_and_wrong_types_are_refused(names: tuple, tmp_path: Path
 def test_the_error_names_the_invalid_value(
     names: tuple, value: Any, said: str, tmp_path: Path
 ) -> None:
-    data = copy.deepcopy(WHOLE)
-    put(*names)(data, value)
     with pytest.raises(ValueError, match=rf"cannot be read \({said}\): {WAY}"):
-        read(tmp_path, json.dumps(data).encode())
+        read(tmp_path, put(names, value))
 
 
 def test_a_folder_in_place_of_the_manifest_is_refused(tmp_path: Path) -> None:

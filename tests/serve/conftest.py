@@ -1,6 +1,7 @@
 """Start servers for tests, in a separate process or on a thread, and end them in every case."""
 
 import asyncio
+import inspect
 import json
 import os
 import re
@@ -18,9 +19,11 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from starlette.testclient import TestClient
 
+from models.support import cross_encoder
 from processes import MINUTE, until as wait_until
-from qkv.models import Model
+from qkv.models import Model, load
 from qkv.serve._protocol import Connection
 from qkv.serve._work import Worker
 from qkv.serve.app import create_app
@@ -29,6 +32,25 @@ from qkv.serve.key_file import Keys
 from qkv.serve.settings import Settings
 
 ADDRESS = re.compile(r"at (http://\S+) ")
+# For programs of clients: no telemetry and no lists of prices.
+ENVIRONMENT = os.environ | {
+    "ANONYMIZED_TELEMETRY": "False",
+    "DO_NOT_TRACK": "1",
+    "HAYSTACK_TELEMETRY_ENABLED": "False",
+    "HF_HUB_OFFLINE": "0",  # offline.py refuses all other machines; "1" would refuse this one too
+    "LANGSMITH_TRACING": "false",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine, for at most five minutes."""
+    if not inspect.iscoroutinefunction(pyfuncitem.function):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    asyncio.run(asyncio.wait_for(pyfuncitem.function(**given), 300))
+    return True
 
 
 @dataclass
@@ -80,6 +102,31 @@ def serve(*arguments: str | Path, program: tuple[str, ...] = ("-m", "qkv")) -> I
         print(process.communicate()[1])  # pytest shows the log of a test that fails
 
 
+def raw_request(path: str, body: Any) -> bytes:
+    """Return the bytes of a request with this body as JSON."""
+    content = json.dumps(body)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
+    return (head + content).encode()
+
+
+def output_of(*command: str | Path, **options: Any) -> str:
+    """Run a program that must end with 0 within ten minutes, and return its standard output."""
+    options = {"capture_output": True, "text": True, "timeout": 600, **options}
+    run = subprocess.run(command, check=False, **options)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return str(run.stdout)
+
+
+def peak_of(server: Served) -> int:
+    """Return the peak memory of a server's process in kB; skip the test without /proc."""
+    status = Path(f"/proc/{server.process.pid}/status")
+    if not status.exists():
+        pytest.skip("needs /proc to read the memory of a process")
+    peak = int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1])
+    print(f"peak {peak // 1000} MB")
+    return peak
+
+
 @dataclass
 class Inside:
     """A server on a thread of this process, whose parts a test can inspect."""
@@ -112,14 +159,28 @@ class Inside:
 
     def ask(self, path: str, body: Any, times: int = 1, **options: int) -> socket.socket:
         """Send a request `times` times at once on a new connection; return the connection."""
-        content = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
         connection = socket.socket()
         for name, value in options.items():
             connection.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
         connection.connect(("127.0.0.1", self.port))
-        connection.sendall((head.encode() + content) * times)
+        connection.sendall(raw_request(path, body) * times)
         return connection
+
+
+def app_client(model: Model, **limits: Any) -> TestClient:
+    """Return a client of an app that serves a model in this process, with these settings."""
+    return TestClient(create_app(model, Settings(**limits)), base_url="http://127.0.0.1")
+
+
+def refused(response: httpx.Response, key: str | None, *words: str, status: int = 400) -> str:
+    """Check that an answer refuses this key of the request; return its message, of one line."""
+    assert response.status_code == status, response.text[:300]
+    error = response.json()["error"]
+    kind = "server_error" if status == 500 else "invalid_request_error"
+    assert (error["type"], error["param"]) == (kind, key)
+    assert [word for word in (*words, "") if word not in error["message"]] == []
+    assert "\n" not in error["message"]
+    return str(error["message"])
 
 
 @contextmanager
@@ -167,6 +228,11 @@ def served() -> Iterator[Served]:
     """A server of the model that ships with qkv; all tests share the server and must not end it."""
     with serve() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def ranker(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load(cross_encoder(tmp_path_factory.mktemp("model") / "ranks").path)
 
 
 def keys_in(folder: Path, text: str) -> Keys:

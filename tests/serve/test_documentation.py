@@ -1,36 +1,27 @@
 """Tests of docs/serving.md: its blocks of code run against real servers."""
 
 import json
-import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from html import unescape
 from pathlib import Path
 
 import pytest
-from starlette.testclient import TestClient
 from substitutions import filled
 
 import qkv
 from qkv.cli import main
-from qkv.serve._bodies import Body
 from qkv.serve._memory import FREE
 from qkv.serve._streams import QUANTUM
-from qkv.serve.app import create_app, routes
+from qkv.serve.app import routes
 from qkv.serve.guard import PIECE
-from qkv.serve.routes._chat import ChatBody
-from qkv.serve.routes._completions import CompletionsBody
-from qkv.serve.routes._embeddings import EmbeddingsBody
-from qkv.serve.routes._rerank import RerankBody
-from qkv.serve.routes._tei import EmbedBody, TextsBody, TokenizeBody
-from qkv.serve.routes._trace_route import TraceBody
 from qkv.serve.settings import Settings
 
-from .conftest import Served, serve
+from .conftest import ENVIRONMENT, Served, app_client, output_of, serve
+from .test_keys import BODIES
 
 HERE = Path(__file__).parent
 PAGE = filled((HERE.parents[1] / "docs" / "serving.md").read_text(encoding="utf-8"))
@@ -41,12 +32,6 @@ BLOCKS = re.findall(
 )
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 SMALL = 1e-5
-ENVIRONMENT = os.environ | {
-    "ANONYMIZED_TELEMETRY": "False",
-    "LANGSMITH_TRACING": "false",
-    "DO_NOT_TRACK": "1",
-    "HF_HUB_OFFLINE": "0",  # offline.py refuses all other machines; "1" would refuse this one too
-}
 
 
 @pytest.fixture(scope="module")
@@ -85,27 +70,18 @@ def test_a_block_prints_what_is_shown(
     if language == "python":
         program = folder / "_program.py"
         program.write_text(code)
-        command = [sys.executable, str(HERE / "offline.py"), str(program)]
+        command = [sys.executable, HERE / "offline.py", program]
     else:
         if shutil.which("curl") is None:
             pytest.skip("curl is not installed, and the page calls it")
         command = ["sh", "-e", "-c", code]
-    run = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=folder,
-        env=ENVIRONMENT,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
+    printed = output_of(*command, cwd=folder, env=ENVIRONMENT)
     if not shown:
-        assert run.stdout.strip()
-        assert not run.stdout.startswith('{"error"')
+        assert printed.strip()
+        assert not printed.startswith('{"error"')
         return
-    assert NUMBER.sub("#", run.stdout.strip()) == NUMBER.sub("#", shown.strip())
-    found = [float(number) for number in NUMBER.findall(run.stdout)]
+    assert NUMBER.sub("#", printed.strip()) == NUMBER.sub("#", shown.strip())
+    found = [float(number) for number in NUMBER.findall(printed)]
     assert found == pytest.approx([float(one) for one in NUMBER.findall(shown)], abs=SMALL)
 
 
@@ -138,17 +114,14 @@ def test_the_tables_of_routes_and_keys_are_those_of_the_server() -> None:
         for method in route.methods or ()
     ]
     assert re.findall(r"^\| `(?:GET|POST) .*$", PAGE, re.M) == shown
-    own = (EmbeddingsBody, CompletionsBody, ChatBody, RerankBody, TraceBody)
-    bodies: dict[str, type[Body]] = {f"/v1/{body.call}": body for body in own}
-    bodies |= {"/embed": EmbedBody, "/rerank": TextsBody, "/tokenize": TokenizeBody}
-    expected = [f"| `{path}` | {named(body.model_fields)} |" for path, body in bodies.items()]
+    expected = [f"| `{path}` | {named(body.model_fields)} |" for path, body in BODIES.items()]
     assert re.findall(r"^\| `/.*\| `model`.*$", PAGE, re.M) == expected
 
 
 @pytest.mark.parametrize("name", ["random", "books-decoder"])
 def test_the_page_lists_every_route_and_says_which_the_model_refuses(name: str) -> None:
     model = qkv.load(name)
-    with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
+    with app_client(model) as client:
         page = unescape(client.get("/").text)
         for route in routes():
             [method] = route.methods or ()

@@ -16,14 +16,9 @@ from qkv.models.sentence.rank import Ranker
 from qkv.serve.settings import Settings
 
 from .conftest import Inside, inside, wait_until
+from .test_keys import GOOD
 
 MANY = 3
-BODIES: dict[str, dict[str, Any]] = {
-    "/v1/embeddings": {"input": ["the cat", "a dog"]},
-    "/v1/completions": {"prompt": "the cat", "max_tokens": 3},
-    "/v1/trace": {"input": "the cat", "edits": [{"op": "causal"}]},
-    "/v1/rerank": {"query": "a cat", "documents": ["the cat", "a dog"]},
-}
 RESET = struct.pack("ii", 1, 0)  # closing sends a reset
 
 
@@ -47,7 +42,7 @@ class Spied:
         return spied
 
 
-@pytest.fixture(params=BODIES)
+@pytest.fixture(params=[f"/v1/{name}" for name in ("embeddings", "completions", "trace", "rerank")])
 def path(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -69,7 +64,7 @@ def test_a_waiting_request_is_not_computed_if_its_client_leaves(
 ) -> None:
     server, spied = served
     with server.held():
-        clients = [server.ask(path, BODIES[path]) for _ in range(MANY)]
+        clients = [server.ask(path, GOOD[path]) for _ in range(MANY)]
         wait_until(lambda: server.worker.waiting == 1 + MANY, "all wait")
         for client in clients:
             if how == "reset":
@@ -78,10 +73,10 @@ def test_a_waiting_request_is_not_computed_if_its_client_leaves(
                 client.shutdown(socket.SHUT_RDWR)
             client.close()
         wait_until(lambda: server.worker.waiting == 1, "all have left")
-    with server.ask(path, BODIES[path]) as good:
+    with server.ask(path, GOOD[path]) as good:
         assert good.recv(100).startswith(b"HTTP/1.1 200 ")
     once = len(spied.computed)
-    with server.ask(path, BODIES[path]) as good:
+    with server.ask(path, GOOD[path]) as good:
         assert good.recv(100).startswith(b"HTTP/1.1 200 ")
     # The last request is computed alone, and it causes `once` calls. So the first count, `once`,
     # contains the calls of one request, and no calls for the three clients that left.
@@ -93,7 +88,7 @@ def test_nothing_is_logged_for_a_client_that_leaves_after_two_requests(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Both requests arrive at once, and the client leaves while the first one waits."""
-    path, body = "/v1/embeddings", BODIES["/v1/embeddings"]
+    path, body = "/v1/embeddings", GOOD["/v1/embeddings"]
     with inside(gpt2(tmp_path, seed=1)) as server:
         with server.held():
             client = server.ask(path, body, times=2)
@@ -110,7 +105,7 @@ def test_a_half_closed_connection_is_still_answered(
 ) -> None:
     server, _ = served
     with server.held():
-        client = server.ask(path, BODIES[path])
+        client = server.ask(path, GOOD[path])
         client.shutdown(socket.SHUT_WR)
         wait_until(lambda: server.worker.waiting == 2)
         # the server sends this interim answer to find out whether the client is still connected

@@ -1,5 +1,6 @@
 """Tests of the requests that the guard lets through: hosts, origins, keys and sizes."""
 
+import asyncio
 import errno
 import socket
 from pathlib import Path
@@ -27,8 +28,6 @@ async def ask(method: str, path: str, settings: Settings, **request: object) -> 
 
 
 def status(path: str, settings: Settings = Settings(), **headers: str) -> int:  # noqa: B008
-    import asyncio
-
     return asyncio.run(ask("GET", path, settings, headers=headers)).status_code
 
 
@@ -54,12 +53,6 @@ def test_another_host_is_refused(host: str) -> None:
     assert status("/healthz", Host=host) == 200
 
 
-def test_a_host_that_was_allowed_is_known() -> None:
-    settings = Settings(allowed_hosts=("Models.example.org",))
-    assert status("/v1/models", settings, Host="models.example.org:443") == 200
-    assert status("/v1/models", settings, Host="example.org") == 403
-
-
 @pytest.mark.parametrize(
     ("pattern", "allowed", "refused"),
     [
@@ -71,6 +64,7 @@ def test_a_host_that_was_allowed_is_known() -> None:
         ("10.0.0.0/8", ["10.1.2.3", "10.255.0.1:8080"], ["11.0.0.1", "10.0.0.1.org", "[::a]"]),
         ("fd00::/8", ["[fd12::1]", "[fd12::1]:80"], ["[fe80::1]", "10.0.0.1"]),
         ("*", ["a.org", "10.0.0.1"], ["", "a b", "a@b"]),
+        ("Models.example.org", ["models.example.org:443"], ["example.org", "a.models.example.org"]),
     ],
 )
 def test_patterns_of_hosts(pattern: str, allowed: list[str], refused: list[str]) -> None:
@@ -96,8 +90,6 @@ def test_origins_other_than_the_host_are_refused(origin: str, expected: int) -> 
 
 
 def test_pages_of_an_allowed_origin_may_send_requests(tmp_path: Path) -> None:
-    import asyncio
-
     settings = Settings(origins=("https://a.org",), keys=keys_in(tmp_path, "right"))
 
     def asked(method: str, origin: str, **headers: str) -> httpx.Response:
@@ -132,13 +124,8 @@ def test_each_key_is_valid_and_the_file_is_read_again(
         return [found == 200 for found in statuses]
 
     settings = Settings(keys=keys_in(tmp_path, "first\n\n second \r\n"))
-    assert valid("first", "second", "third", "first second", "") == [
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
+    assert valid("first", "second") == [True, True]
+    assert valid("third", "first second", "") == [False] * 3
     keys_in(tmp_path, "second\nthird\n")
     assert valid("first", "second", "third") == [False, True, True]
     file = tmp_path / "keys"
@@ -163,29 +150,23 @@ def test_each_key_is_valid_and_the_file_is_read_again(
 def test_a_key_is_required(given: str, tmp_path: Path) -> None:
     settings = Settings(keys=keys_in(tmp_path, "right\n"))
     headers = {"Authorization": given} if given else {}
-    assert status("/v1/models", settings, **headers) == 401
-    assert status("/metrics", settings, **headers) == 401
-    assert status("/", settings, **headers) == 200
-    assert status("/healthz", settings, **headers) == 200
+    for path, expected in (("/v1/models", 401), ("/metrics", 401), ("/", 200), ("/healthz", 200)):
+        assert status(path, settings, **headers) == expected, path
     assert status("/v1/models", settings, Authorization="bearer right") == 200
 
 
-def test_a_body_larger_than_the_limit_is_refused() -> None:
-    import asyncio
-
+async def test_a_body_larger_than_the_limit_is_refused() -> None:
     settings = Settings(body=100)
     body = b'{"input": "cat"}'
-    exact = asyncio.run(
-        ask("POST", "/v1/embeddings", settings, content=body + b" " * (100 - len(body)))
-    )
-    assert exact.status_code == 200
+    content: Any = body + b" " * (100 - len(body))
+    assert (await ask("POST", "/v1/embeddings", settings, content=content)).status_code == 200
 
     async def pieces():
         yield body
         yield b" " * 85
 
     for content in (body + b" " * 85, pieces()):
-        answer = asyncio.run(ask("POST", "/v1/embeddings", settings, content=content))
+        answer = await ask("POST", "/v1/embeddings", settings, content=content)
         assert answer.status_code == 413, answer.text
         assert "100 bytes" in answer.json()["error"]["message"]
 
@@ -213,20 +194,17 @@ def test_a_trailing_slash_does_not_bypass_the_key(tmp_path: Path) -> None:
     assert status("/static-offline-docs/") == 404
 
 
-def test_a_compressed_body_is_refused() -> None:
-    import asyncio
-
+async def test_a_compressed_body_is_refused() -> None:
     for encoding, expected in ("gzip", 415), ("identity", 200), ("br, gzip", 415):
         headers, content = {"Content-Encoding": encoding}, b'{"input": "cat"}'
-        asked = ask("POST", "/v1/embeddings", Settings(), content=content, headers=headers)
-        answer = asyncio.run(asked)
+        options = {"content": content, "headers": headers}
+        answer = await ask("POST", "/v1/embeddings", Settings(), **options)
         assert answer.status_code == expected
         assert expected == 200 or f"Content-Encoding '{encoding}'" in answer.text
 
 
-def test_a_stream_keeps_its_estimate_and_an_answer_holds_its_size() -> None:
+async def test_a_stream_keeps_its_estimate_and_an_answer_holds_its_size() -> None:
     """An app that holds an estimate of 1,000 bytes sends an answer without or with a length."""
-    import asyncio
 
     async def held(*headers: tuple[bytes, bytes]) -> list[int]:
         found = []
@@ -243,40 +221,29 @@ def test_a_stream_keeps_its_estimate_and_an_answer_holds_its_size() -> None:
         await guard(scope, nothing, nothing)
         return [*found, guard.memory.held]
 
-    assert asyncio.run(held((b"content-type", b"text/event-stream"))) == [1000, 0]
-    assert asyncio.run(held((b"content-length", b"%d" % (FREE + 7)))) == [7, 0]
+    assert await held((b"content-type", b"text/event-stream")) == [1000, 0]
+    assert await held((b"content-length", b"%d" % (FREE + 7))) == [7, 0]
 
 
-def test_all_bodies_together_are_bounded() -> None:
-    import asyncio
+async def test_all_bodies_together_are_bounded() -> None:
+    transport = httpx.ASGITransport(create_app(qkv.load("random"), Settings(memory=FREE + 200)))
+    asked, more = asyncio.Event(), asyncio.Event()
 
-    settings = Settings(memory=FREE + 200)
-    app = create_app(qkv.load("random"), settings)
+    async def slowly():
+        yield b'{"input": "cat"' + b" " * (2 * FREE)
+        asked.set()
+        await more.wait()
+        yield b"}"
 
-    async def main() -> list[int]:
-        asked, more = asyncio.Event(), asyncio.Event()
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
 
-        async def slowly():
-            yield b'{"input": "cat"' + b" " * (2 * FREE)
-            asked.set()
-            await more.wait()
-            yield b"}"
+        async def status_of(**body: Any) -> int:
+            return (await client.post("/v1/embeddings", **body)).status_code
 
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://localhost"
-        ) as client:
-            held = asyncio.create_task(client.post("/v1/embeddings", content=slowly()))
-            await asked.wait()  # the server asks for the second part of the body
-            body = b'{"input": "cat"}' + b" " * (2 * FREE)
-            refused = await client.post("/v1/embeddings", content=body)
-            small = await client.post("/v1/embeddings", json={"input": "cat"})
-            more.set()
-            answers = [
-                refused,
-                small,
-                await held,
-                await client.post("/v1/embeddings", content=body),
-            ]
-            return [answer.status_code for answer in answers]
-
-    assert asyncio.run(main()) == [503, 200, 200, 200]
+        held = asyncio.create_task(status_of(content=slowly()))
+        await asked.wait()  # the server asks for the second part of the body
+        body = b'{"input": "cat"}' + b" " * (2 * FREE)
+        assert await status_of(content=body) == 503
+        assert await status_of(json={"input": "cat"}) == 200
+        more.set()
+        assert (await held, await status_of(content=body)) == (200, 200)

@@ -16,7 +16,6 @@ import pytest
 
 import qkv
 from models.decoders import END, writer
-from models.support import cross_encoder
 from models.tasks.test_chat import with_template
 from qkv.models import Model
 from qkv.serve.settings import Settings
@@ -128,20 +127,14 @@ def test_tools_are_refused_with_the_name_of_the_key(tmp_path: Path) -> None:
     assert refused.json()["error"]["param"] == "tools"
 
 
-def test_documents_get_vectors(tmp_path: Path) -> None:
-    model, texts = qkv.load("books"), ["The river flows into the sea.", "The cat sleeps."]
-    with webui(model, tmp_path) as client:
-        answer = client.post("/embeddings", json={"input": texts, "model": "books"})
-    found = [one["embedding"] for one in answer.json()["data"]]
-    np.testing.assert_allclose(found, model.encode(texts), atol=1e-6)
-
-
-def test_an_external_reranker(tmp_path: Path) -> None:
-    model = qkv.load(cross_encoder(tmp_path / "model").path)
-    documents = ["a dog ran", "the cat", "the mat"]
-    body = {"model": "any", "query": "the cat sat", "documents": documents, "top_n": 3}
-    with webui(model, tmp_path) as client:
-        answer = client.post("/rerank", json=body).json()
-    by_index = sorted(answer["results"], key=lambda one: int(one["index"]))
-    scores = model.predict([("the cat sat", document) for document in documents])
-    np.testing.assert_allclose([one["relevance_score"] for one in by_index], scores, atol=1e-6)
+def test_documents_get_vectors_and_scores(ranker: Model, tmp_path: Path) -> None:
+    query, documents = "the cat sat", ["a dog ran", "the cat", "the mat"]
+    ranking = {"model": "any", "query": query, "documents": documents, "top_n": 3}
+    with webui(ranker, tmp_path) as client:
+        vectors = client.post("/embeddings", json={"input": documents, "model": "any"}).json()
+        results = client.post("/rerank", json=ranking).json()["results"]
+    found = [one["embedding"] for one in vectors["data"]]
+    np.testing.assert_allclose(found, ranker.encode(documents), atol=1e-6)
+    scores = [one["relevance_score"] for one in sorted(results, key=lambda one: one["index"])]
+    expected = ranker.predict([(query, document) for document in documents])
+    np.testing.assert_allclose(scores, expected, atol=1e-6)

@@ -36,8 +36,7 @@ KEYED = {"Authorization": "Bearer second"}
 @pytest.fixture(scope="module")
 def pod() -> dict[str, Any]:
     [deployment, _] = CLUSTER
-    found: dict[str, Any] = deployment["spec"]["template"]["spec"]
-    return found
+    return dict(deployment["spec"]["template"]["spec"])
 
 
 @pytest.fixture(scope="module")

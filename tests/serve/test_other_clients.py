@@ -4,9 +4,7 @@ A client must get the results of the model, and errors as exceptions of its own.
 """
 
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,12 +17,11 @@ import pytest
 
 import qkv
 from models.decoders import writer
-from models.support import cross_encoder
 from models.tasks.test_chat import ASKED, PROMPT, with_template
 from qkv.serve.settings import Settings
 
 from .client_programs import CLIENTS, USES, Client
-from .conftest import inside, keys_in
+from .conftest import ENVIRONMENT, inside, keys_in, output_of
 from .test_open_webui import VERSION
 
 HERE = Path(__file__).parent
@@ -68,20 +65,6 @@ for with_key, given in ((key, refused[name]), ("wrong", arguments)):
         errors.append([f"{{package}}.{{kind.__name__}}", str(error)])
 print(json.dumps([found, errors]))
 """
-# Turn off telemetry and lists of prices; any other access to the network is an error.
-ENVIRONMENT = os.environ | {
-    "ANONYMIZED_TELEMETRY": "False",
-    "DO_NOT_TRACK": "1",
-    "HAYSTACK_TELEMETRY_ENABLED": "False",
-    "HF_HUB_OFFLINE": "0",  # offline.py refuses all other machines; "1" would refuse this one too
-    "LANGSMITH_TRACING": "false",
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-}
-
-
-@pytest.fixture(scope="module")
-def ranker(tmp_path_factory: pytest.TempPathFactory) -> qkv.Model:
-    return qkv.load(cross_encoder(tmp_path_factory.mktemp("ranker") / "model").path)
 
 
 @pytest.fixture(scope="module")
@@ -103,17 +86,10 @@ def run_client(client: Client, servers: list[str], folder: Path) -> Any:
     program.write_text(PROGRAM.format(code=client.code))
     uses = {use: GIVEN[word] for use, word in USES.items()}
     refused = {use: REFUSED[word][0] for use, word in USES.items() if word in REFUSED}
-    run = subprocess.run(
-        [sys.executable, HERE / "offline.py", program, json.dumps([servers, KEY, uses, refused])],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env=ENVIRONMENT | ({"PYTHONPATH": str(OPENAI_2)} if client.second else {}),
-        cwd=folder,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    return json.loads(run.stdout.splitlines()[-1])
+    given = json.dumps([servers, KEY, uses, refused])
+    environment = ENVIRONMENT | ({"PYTHONPATH": str(OPENAI_2)} if client.second else {})
+    command = [sys.executable, HERE / "offline.py", program, given]
+    return json.loads(output_of(*command, env=environment, cwd=folder).splitlines()[-1])
 
 
 @pytest.mark.parametrize("name", CLIENTS)

@@ -1,7 +1,6 @@
 """Tests that a server is ready only when it has everything that a first request needs."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from models.sentence.test_encode import dense
 from models.support import Folder, cross_encoder
 from qkv.serve._rehearsal import BODIES
 from qkv.serve.app import routes
+
+from .conftest import output_of
 
 # A process that serves the model in a folder. When the server is ready, each route gets its first
 # request from a client, with the example of the documentation. The process prints the status of
@@ -59,26 +60,15 @@ with TestClient(app, base_url="http://127.0.0.1") as client:
 TEMPLATE = "{% for m in messages %}<{{ m['content'][:9] }}>{% endfor %}"
 
 
-def first_requests(folder: Path, dtype: str) -> dict[str, Any]:
-    run = subprocess.run(
-        [sys.executable, "-c", FIRST, str(folder), dtype],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert run.returncode == 0, run.stderr
-    found: dict[str, Any] = json.loads(run.stdout)
+def answered_first(folder: Path, dtype: str = "float32") -> set[str]:
+    """Return the paths of the first requests with a body that the model could answer."""
+    found: dict[str, Any] = json.loads(output_of(sys.executable, "-c", FIRST, folder, dtype))
     assert found["packed"] > 0  # the server's own requests have packed weights
     assert found["packs"] == []
     assert found["modules"] == []
     assert found["same"]
-    assert {s for path, s in found["statuses"].items() if path.startswith("GET")} == {200}
-    return found
-
-
-def answered(found: dict[str, Any]) -> set[str]:
-    """Return the paths of the requests with a body that the model could answer."""
     statuses = found["statuses"].items()
+    assert {s for path, s in statuses if path.startswith("GET")} == {200}
     return {name.split()[1] for name, s in statuses if s == 200 and name.startswith("POST")}
 
 
@@ -86,8 +76,11 @@ def answered(found: dict[str, Any]) -> set[str]:
 def test_a_decoder_that_chats(tmp_path: Path, dtype: str) -> None:
     gpt2(tmp_path, seed=1)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
-    found = first_requests(tmp_path, dtype)
-    assert answered(found) == BODIES.keys() - {"/v1/rerank", "/v2/rerank", "/rerank"}
+    assert answered_first(tmp_path, dtype) == BODIES.keys() - {
+        "/v1/rerank",
+        "/v2/rerank",
+        "/rerank",
+    }
 
 
 def test_an_encoder_with_a_dense_layer(tmp_path: Path) -> None:
@@ -95,20 +88,18 @@ def test_an_encoder_with_a_dense_layer(tmp_path: Path) -> None:
     folder.write()
     folder.sentence({"pooling_mode_mean_tokens": True})
     dense(folder, 2, np.ones((5, 12), np.float32))
-    found = first_requests(tmp_path, "float32")
-    assert answered(found) == {"/v1/embeddings", "/v1/trace", "/embed", "/tokenize", "/"}
+    expected = {"/v1/embeddings", "/v1/trace", "/embed", "/tokenize", "/"}
+    assert answered_first(tmp_path) == expected
 
 
 def test_a_cross_encoder(tmp_path: Path) -> None:
     cross_encoder(tmp_path)
-    found = first_requests(tmp_path, "float32")
-    assert {"/v1/rerank", "/v2/rerank", "/rerank", "/v1/trace"} <= answered(found)
+    assert {"/v1/rerank", "/v2/rerank", "/rerank", "/v1/trace"} <= answered_first(tmp_path)
 
 
 def test_a_decoder_without_tokenizer(tmp_path: Path) -> None:
     gpt2(tmp_path, seed=1, tokenizer=False)
-    found = first_requests(tmp_path, "float32")
-    assert answered(found) == {"/v1/completions", "/v1/trace"}
+    assert answered_first(tmp_path) == {"/v1/completions", "/v1/trace"}
 
 
 def test_each_route_with_a_body_is_rehearsed() -> None:

@@ -5,12 +5,14 @@ are too many of them.
 """
 
 import json
+import re
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 
 import httpx
 import pytest
@@ -80,6 +82,14 @@ def rest(connection: socket.socket) -> bytes:
     return found
 
 
+def send(server: Served, text: bytes) -> bytes:
+    """Send all requests, and return what the server sends until it closes the connection."""
+    with closing(connect(server)) as connection:
+        connection.sendall(text)
+        connection.shutdown(socket.SHUT_WR)
+        return rest(connection)
+
+
 def answers(text: bytes) -> list[tuple[int, dict]]:
     """Parse received bytes; return the status and body of each answer, except interim answers."""
     found = []
@@ -88,11 +98,7 @@ def answers(text: bytes) -> list[tuple[int, dict]]:
         status = int(head.split()[1])
         if status == 100:
             continue
-        size = next(
-            int(line.split(b":")[1])
-            for line in head.lower().splitlines()
-            if line.startswith(b"content-length")
-        )
+        [size] = map(int, re.findall(rb"\ncontent-length: *(\d+)", head.lower()))
         found.append((status, json.loads(text[:size])))
         text = text[size:]
     return found
@@ -167,11 +173,8 @@ def test_a_connection_above_the_limit_gets_status_503() -> None:
                 assert found[0] == 503
                 assert "too many connections" in found[1]["error"]["message"]
         with server.client() as client:  # the server notices soon that the clients have left
-            wait_until(
-                lambda: client.post("/v1/embeddings", content=GOOD).status_code,
-                "it answers",
-                lambda status: status == 200,
-            )
+            post = partial(client.post, "/v1/embeddings", content=GOOD)
+            wait_until(lambda: post().status_code, "it answers", lambda status: status == 200)
             assert 'qkv_requests_total{route="other",status="503"}' in client.get("/metrics").text
 
 
@@ -218,10 +221,8 @@ def test_a_head_above_the_limit_is_refused_even_if_it_arrives_at_once(
     small: Served, more: str
 ) -> None:
     for size, expected in (3800, 200), (4100, 431):
-        with closing(connect(small)) as connection:
-            connection.sendall(request(more=f"X-Long: {'x' * size}\r\n{more}"))
-            connection.shutdown(socket.SHUT_WR)
-            ((status, body),) = answers(rest(connection))
+        sent = request(more=f"X-Long: {'x' * size}\r\n{more}")
+        ((status, body),) = answers(send(small, sent))
         assert status == expected
         assert status == 200 or body["error"]["code"] == "head_too_large"
     is_well(small)
@@ -244,10 +245,7 @@ def test_a_head_above_the_limit_is_refused_even_if_it_arrives_at_once(
     ],
 )
 def test_invalid_or_unsupported_http_gets_a_json_error(small: Served, text: bytes) -> None:
-    with closing(connect(small)) as connection:
-        connection.sendall(text)
-        connection.shutdown(socket.SHUT_WR)
-        ((status, body),) = answers(rest(connection))
+    ((status, body),) = answers(send(small, text))
     assert status in (400, 405)
     assert set(body["error"]) == {"message", "type", "param", "code"}
     is_well(small)
@@ -256,10 +254,7 @@ def test_invalid_or_unsupported_http_gets_a_json_error(small: Served, text: byte
 def test_a_request_that_is_cut_off_leaves_nothing(small: Served) -> None:
     whole = request()
     for size in range(0, len(whole), 7):
-        with closing(connect(small)) as connection:
-            connection.sendall(whole[:size])
-            connection.shutdown(socket.SHUT_WR)
-            assert b" 200 " not in rest(connection)
+        assert b" 200 " not in send(small, whole[:size])
     is_well(small)
 
 
@@ -267,10 +262,7 @@ def test_requests_that_are_sent_at_once_are_answered_in_order(small: Served) -> 
     """Nothing is written into an unfinished answer, whatever bytes follow the requests."""
     wanted = (200, {"done": True})
     for behind in (b"", b"garbage\r\n\r\n", request(b"0", "/slow")[:-1], b"GET / HT"):
-        with closing(connect(small)) as connection:
-            connection.sendall(request(b"1.5", "/slow") + request(b"0", "/slow") + behind)
-            connection.shutdown(socket.SHUT_WR)
-            found = answers(rest(connection))
+        found = answers(send(small, request(b"1.5", "/slow") + request(b"0", "/slow") + behind))
         assert found[:2] == [wanted, wanted], (behind, found)
         assert [status for status, _ in found[2:]] in ([], [400], [408])
 
@@ -290,10 +282,7 @@ def test_a_client_may_offer_another_protocol(small: Served) -> None:
 
 def test_many_requests_at_once_that_offer_another_protocol(small: Served) -> None:
     one = b"GET /x HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n"
-    with closing(connect(small)) as connection:
-        connection.sendall(one * 3000)
-        connection.shutdown(socket.SHUT_WR)
-        found = answers(rest(connection))
+    found = answers(send(small, one * 3000))
     assert [status for status, _ in found] == [403] * 3000
 
 

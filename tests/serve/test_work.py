@@ -36,10 +36,6 @@ def minilm():
     return qkv.load("minilm")
 
 
-def run(main):
-    return asyncio.run(asyncio.wait_for(main, SECONDS))
-
-
 @asynccontextmanager
 async def working(model=MODEL, **settings):
     worker = Worker(model, Settings(**settings))
@@ -72,7 +68,7 @@ async def held(worker):
 
 
 async def until(true):
-    """Poll a condition; `run` bounds the wait."""
+    """Poll a condition; conftest.py bounds the time of a test."""
     while not true():
         await asyncio.sleep(0.01)
 
@@ -117,23 +113,20 @@ def natural(rng, model, count):
 
 @pytest.mark.parametrize("dimensions", [None, 64])
 @pytest.mark.filterwarnings("ignore:.* texts were cut to 256 tokens")
-def test_vectors_are_those_of_encode(minilm, dimensions):
+async def test_vectors_are_those_of_encode(minilm, dimensions):
     rng = np.random.default_rng(0)
     counts = rng.integers(1, 9, 20)
     requests = [natural(rng, minilm, count) for count in counts]
     requests[3][0] = "far too long " * 400
-
-    async def main():
-        async with working(minilm, batch_tokens=1024) as worker:
-            tasks = []
-            for number, texts in enumerate(requests):
-                given = texts
-                if number % 3 == 0:
-                    given = [minilm.tokenize(text).ids.tolist() for text in texts]
-                tasks.append(begin(worker, given, number % 7, dimensions=dimensions))
-            return await asyncio.gather(*tasks)
-
-    for texts, found in zip(requests, run(main()), strict=True):
+    async with working(minilm, batch_tokens=1024) as worker:
+        tasks = []
+        for number, texts in enumerate(requests):
+            given = texts
+            if number % 3 == 0:
+                given = [minilm.tokenize(text).ids.tolist() for text in texts]
+            tasks.append(begin(worker, given, number % 7, dimensions=dimensions))
+        answers = await asyncio.gather(*tasks)
+    for texts, found in zip(requests, answers, strict=True):
         expected = minilm.encode(texts, truncate_dim=dimensions)
         if dimensions is not None:
             expected /= np.linalg.norm(expected, axis=1, keepdims=True)
@@ -161,22 +154,19 @@ def test_vectors_are_those_of_encode(minilm, dimensions):
         ([[1] * 21], "input has more than 20 tokens"),
     ],
 )
-def test_a_request_that_cannot_be_computed_is_refused_alone(texts, words):
-    async def main():
-        async with working(inputs=8, tokens=20) as worker:
-            async with held(worker):
-                bad = begin(worker, texts, "bad")
-                good = begin(worker, ["a", "b"], "good")
-            with pytest.raises(Refused, match=words) as raised:
-                await bad
-            assert (raised.value.status, raised.value.param) == (400, "input")
-            return await good
-
-    np.testing.assert_allclose(run(main()).vectors, MODEL.encode(["a", "b"]), atol=1e-6)
+async def test_a_request_that_cannot_be_computed_is_refused_alone(texts, words):
+    async with working(inputs=8, tokens=20) as worker:
+        async with held(worker):
+            bad = begin(worker, texts, "bad")
+            good = begin(worker, ["a", "b"], "good")
+        with pytest.raises(Refused, match=words) as raised:
+            await bad
+        assert (raised.value.status, raised.value.param) == (400, "input")
+        np.testing.assert_allclose((await good).vectors, MODEL.encode(["a", "b"]), atol=1e-6)
 
 
 @pytest.mark.parametrize("included", [True, False])
-def test_texts_behind_several_prompts_are_computed_together(tmp_path, computed, included):
+async def test_texts_behind_several_prompts_are_computed_together(tmp_path, computed, included):
     """If prompts are not pooled, texts share a batch only if their prompts have equal lengths."""
     folder = Folder(tmp_path)
     folder.write()
@@ -184,17 +174,13 @@ def test_texts_behind_several_prompts_are_computed_together(tmp_path, computed, 
     prompts = {"query": "a cat ", "document": "the mat "}
     folder.json("config_sentence_transformers.json", {"prompts": prompts})
     model, names = qkv.load(folder.path), ["query", "document", None] * 2
-
-    async def main():
-        async with working(model) as worker:
-            async with held(worker):
-                tasks = [
-                    begin(worker, ["the cat sat", "a dog"], number, prompt_name=name)
-                    for number, name in enumerate(names)
-                ]
-            return await asyncio.gather(*tasks)
-
-    found = run(main())
+    async with working(model) as worker:
+        async with held(worker):
+            tasks = [
+                begin(worker, ["the cat sat", "a dog"], number, prompt_name=name)
+                for number, name in enumerate(names)
+            ]
+        found = await asyncio.gather(*tasks)
     assert len(computed) == (1 if included else 2)
     for name, one in zip(names, found, strict=True):
         expected = model.encode(["the cat sat", "a dog"], prompt_name=name)
@@ -204,68 +190,55 @@ def test_texts_behind_several_prompts_are_computed_together(tmp_path, computed, 
 # batches and turns
 
 
-def test_requests_that_arrive_together_share_a_batch_and_a_callback(computed):
-    async def main():
-        async with working() as worker:
-            async with held(worker):
-                tasks = [begin(worker, [letter], letter) for letter in LETTERS.split()]
-                await settled()
-                loop, told = asyncio.get_running_loop(), []
-                call_soon = loop.call_soon_threadsafe
-                loop.call_soon_threadsafe = lambda *given: told.append(given) or call_soon(*given)
-            await asyncio.gather(*tasks)
-            assert len(told) == 2  # for the call that held the thread, and for the batch
-            assert worker.counts == Counts(batches=1, texts=26, tokens=26)
-
-    run(main())
+async def test_requests_that_arrive_together_share_a_batch_and_a_callback(computed):
+    async with working() as worker:
+        async with held(worker):
+            tasks = [begin(worker, [letter], letter) for letter in LETTERS.split()]
+            await settled()
+            loop, told = asyncio.get_running_loop(), []
+            call_soon = loop.call_soon_threadsafe
+            loop.call_soon_threadsafe = lambda *given: told.append(given) or call_soon(*given)
+        await asyncio.gather(*tasks)
+        assert len(told) == 2  # for the call that held the thread, and for the batch
+        assert worker.counts == Counts(batches=1, texts=26, tokens=26)
     assert computed == [LETTERS.split()]
 
 
-def test_connections_have_turns(computed):
+async def test_connections_have_turns(computed):
     """A single text waits neither for a client with many requests nor for a large request."""
-
-    async def main():
-        async with working(batch_tokens=4) as worker:
-            async with held(worker):
-                tasks = [begin(worker, [ids(word)], "many") for word in "abcde"]
-                tasks.append(begin(worker, [ids(word) for word in "xyz"], "large"))
-                tasks.append(begin(worker, [ids("s")], "single"))
-            await asyncio.gather(*tasks)
-
-    run(main())
+    async with working(batch_tokens=4) as worker:
+        async with held(worker):
+            tasks = [begin(worker, [ids(word)], "many") for word in "abcde"]
+            tasks.append(begin(worker, [ids(word) for word in "xyz"], "large"))
+            tasks.append(begin(worker, [ids("s")], "single"))
+        await asyncio.gather(*tasks)
     assert computed == [["a", "x", "s", "b"], ["y", "c", "z", "d"], ["e"]]
 
 
-def test_a_long_text_does_not_keep_short_ones_waiting(computed):
+async def test_a_long_text_does_not_keep_short_ones_waiting(computed):
     """A long text is computed alone, and waiting short texts come before the next long text."""
     long = [" ".join(letter * 9) for letter in "xyz"]
 
-    async def main():
-        async with working(batch_tokens=4) as worker:
-            async with held(worker):
-                tasks = [begin(worker, [ids(text)], text) for text in long]
-                tasks += [begin(worker, [ids(word)], word) for word in "abcdef"]
-            await asyncio.gather(*tasks)
-
-    run(main())
+    async with working(batch_tokens=4) as worker:
+        async with held(worker):
+            tasks = [begin(worker, [ids(text)], text) for text in long]
+            tasks += [begin(worker, [ids(word)], word) for word in "abcdef"]
+        await asyncio.gather(*tasks)
     assert computed == [[long[0]], [*"abcd"], [long[1]], [*"ef"], [long[2]]]
 
 
-def test_cutting_a_long_text_counts_as_computing_time():
+async def test_cutting_a_long_text_counts_as_computing_time():
     """Cutting 6,400 characters to 8 tokens counts as much as computing 100 tokens."""
-
-    async def main():
-        turns = TextTurns(most=32, limit=8)
-        for connection, texts in ("long", ["x " * 3200] * 2), ("short", ["a", "b"]):
-            numbered = deque(enumerate(texts))
-            turns.add(Texts(connection=connection, texts=numbered, encoder=None))
-        return [[piece.text.strip()[:3] for piece in turns.take()] for _ in range(3)]
-
-    assert run(main()) == [["x x"], ["a", "b"], ["x x"]]
+    turns = TextTurns(most=32, limit=8)
+    for connection, texts in ("long", ["x " * 3200] * 2), ("short", ["a", "b"]):
+        numbered = deque(enumerate(texts))
+        turns.add(Texts(connection=connection, texts=numbered, encoder=None))
+    taken = [[piece.text.strip()[:3] for piece in turns.take()] for _ in range(3)]
+    assert taken == [["x x"], ["a", "b"], ["x x"]]
 
 
 @pytest.mark.parametrize("step", range(6))
-def test_a_client_may_leave_at_any_step_of_choosing_a_batch(step):
+async def test_a_client_may_leave_at_any_step_of_choosing_a_batch(step):
     """The event loop drops a request while the thread takes the request's texts one by one."""
 
     class Watched(deque):
@@ -287,68 +260,42 @@ def test_a_client_may_leave_at_any_step_of_choosing_a_batch(step):
         def popleft(self):
             return self.watched(super().popleft)
 
-    async def main():
-        texts, turns = Watched([(0, "a"), (1, "b")]), TextTurns(most=32, limit=8)
-        request = Texts(connection=0, texts=texts, encoder=None)
-        other = Texts(connection=1, texts=deque([(0, "c")]), encoder=None)
-        texts.request = request
-        for each in request, other:
-            turns.add(each)
-        taken = [piece.request for _ in range(2) for piece in turns.take()]
-        return request.dropped, taken.count(other), len(turns)
-
-    assert run(main()) == (True, 1, 0)
+    texts, turns = Watched([(0, "a"), (1, "b")]), TextTurns(most=32, limit=8)
+    request = Texts(connection=0, texts=texts, encoder=None)
+    other = Texts(connection=1, texts=deque([(0, "c")]), encoder=None)
+    texts.request = request
+    for each in request, other:
+        turns.add(each)
+    taken = [piece.request for _ in range(2) for piece in turns.take()]
+    assert (request.dropped, taken.count(other), len(turns)) == (True, 1, 0)
 
 
-def test_texts_of_more_tokens_than_was_thought_come_next(computed):
+async def test_texts_of_more_tokens_than_was_thought_come_next(computed):
     """A text of 11 characters is estimated at 4 tokens, but these texts have 6 tokens."""
     texts = [" ".join(letter * 6) for letter in "abcd"]
-
-    async def main():
-        async with working(batch_tokens=12) as worker:
-            async with held(worker):
-                tasks = [begin(worker, [text, "z"], text) for text in texts]
-            return await asyncio.gather(*tasks)
-
-    for text, found in zip(texts, run(main()), strict=True):
+    async with working(batch_tokens=12) as worker:
+        async with held(worker):
+            tasks = [begin(worker, [text, "z"], text) for text in texts]
+        answers = await asyncio.gather(*tasks)
+    for text, found in zip(texts, answers, strict=True):
         np.testing.assert_allclose(found.vectors, MODEL.encode([text, "z"]), atol=1e-6)
     assert computed[:3] == [texts[:2], texts[2:], ["z"] * 4]
 
 
-def test_a_request_with_too_many_tokens_is_refused_before_it_is_computed(computed):
-    async def main():
-        async with working(tokens=100, batch_tokens=8) as worker:
-            async with held(worker):  # the thread cannot compute, and the request is refused
-                refused = worker.embed(["a b"] * 51, connection=0)
-                with pytest.raises(Refused, match="more than 100 tokens"):
-                    await asyncio.wait_for(refused, SECONDS / 2)
-                with pytest.raises(Refused, match="input 70 "):
-                    await worker.embed(["a"] * 70 + [" "] + ["b"] * 9, connection=0)
-            found = await worker.embed(["a b c d e"] * 20, connection=0)
-            assert found.tokens == [5] * 20
-
-    run(main())
+async def test_a_request_with_too_many_tokens_is_refused_before_it_is_computed(computed):
+    async with working(tokens=100, batch_tokens=8) as worker:
+        async with held(worker):  # the thread cannot compute, and the request is refused
+            refused = worker.embed(["a b"] * 51, connection=0)
+            with pytest.raises(Refused, match="more than 100 tokens"):
+                await asyncio.wait_for(refused, SECONDS / 2)
+            with pytest.raises(Refused, match="input 70 "):
+                await worker.embed(["a"] * 70 + [" "] + ["b"] * 9, connection=0)
+        found = await worker.embed(["a b c d e"] * 20, connection=0)
+        assert found.tokens == [5] * 20
     assert sum(map(len, computed)) == 20
 
 
-def test_a_request_of_one_text_waits_for_at_most_one_batch(computed):
-    """Ten clients with a hundred texts each do not delay an eleventh client with one text."""
-
-    async def main():
-        async with working(batch_tokens=20) as worker:
-            async with held(worker):
-                queued = [begin(worker, ["a"] * 100, client) for client in range(10)]
-                await settled()
-                one = begin(worker, ["b"], "one")
-                await settled()
-            await one
-            await asyncio.gather(*queued)
-
-    run(main())
-    assert "b" in computed[0] + computed[1]
-
-
-def test_a_request_that_is_tokenized_during_the_shutdown_is_answered(monkeypatch):
+async def test_a_request_that_is_tokenized_during_the_shutdown_is_answered(monkeypatch):
     cut, begun, go_on = Encoder.ids, threading.Event(), threading.Event()
 
     def slowly(self, texts, **options):
@@ -356,67 +303,54 @@ def test_a_request_that_is_tokenized_during_the_shutdown_is_answered(monkeypatch
         assert go_on.wait(SECONDS)
         return cut(self, texts, **options)
 
-    async def main():
-        async with working(tokens=100) as worker:
-            await worker.embed(["a"], connection=0)
-            monkeypatch.setattr(Encoder, "ids", slowly)
-            task = begin(worker, ["a a"] * 40, 0)
-            await asyncio.to_thread(begun.wait)
-            stopping = asyncio.create_task(worker.stop())
-            await settled()
-            await until(worker._inbox.empty)  # the thread knows that it stops
-            go_on.set()
-            assert (await task).tokens == [2] * 40
-            await stopping
-
-    run(main())
+    async with working(tokens=100) as worker:
+        await worker.embed(["a"], connection=0)
+        monkeypatch.setattr(Encoder, "ids", slowly)
+        task = begin(worker, ["a a"] * 40, 0)
+        await asyncio.to_thread(begun.wait)
+        stopping = asyncio.create_task(worker.stop())
+        await settled()
+        await until(worker._inbox.empty)  # the thread knows that it stops
+        go_on.set()
+        assert (await task).tokens == [2] * 40
+        await stopping
 
 
-def test_calls_have_their_turn_between_batches(computed):
-    async def main():
-        async with working(batch_tokens=2) as worker:
-            async with held(worker):
-                tasks = [begin(worker, [ids(word) for word in "abcd"], "texts")]
-                for name in "call", "more":
-                    call = worker.call(lambda name=name: computed.append(name), connection=name)
-                    tasks.append(asyncio.create_task(call))
-            await asyncio.gather(*tasks)
-
-    run(main())
+async def test_calls_have_their_turn_between_batches(computed):
+    async with working(batch_tokens=2) as worker:
+        async with held(worker):
+            tasks = [begin(worker, [ids(word) for word in "abcd"], "texts")]
+            for name in "call", "more":
+                call = worker.call(lambda name=name: computed.append(name), connection=name)
+                tasks.append(asyncio.create_task(call))
+        await asyncio.gather(*tasks)
     assert computed == [["a", "b"], "call", ["c", "d"], "more"]
 
 
-def test_a_lone_request_waits_for_nobody():
+async def test_a_lone_request_waits_for_nobody():
     """A lone request does not wait for others, even directly after many requests."""
-
-    async def main():
-        async with working(gather=SECONDS * 10) as worker:
-            worker._usual = 64
-            for _ in range(3):
-                await worker.embed(["a"], connection=0)
-
-    run(main())
+    async with working(gather=SECONDS * 10) as worker:
+        worker._usual = 64
+        for _ in range(3):
+            await worker.embed(["a"], connection=0)
 
 
-def test_a_small_batch_waits_for_more_requests_under_load(computed):
-    async def main():
-        async with working(gather=SECONDS * 10) as worker:
-            async with held(worker):
-                worker._usual = 8
-                tasks = [begin(worker, [word], word) for word in "ab"]
-            await until(lambda: len(worker._texts) == 2)  # the thread has both
-            assert not computed
-            tasks += [begin(worker, [word], word) for word in "cd"]
-            await asyncio.gather(*tasks)
-
-    run(main())
+async def test_a_small_batch_waits_for_more_requests_under_load(computed):
+    async with working(gather=SECONDS * 10) as worker:
+        async with held(worker):
+            worker._usual = 8
+            tasks = [begin(worker, [word], word) for word in "ab"]
+        await until(lambda: len(worker._texts) == 2)  # the thread has both
+        assert not computed
+        tasks += [begin(worker, [word], word) for word in "cd"]
+        await asyncio.gather(*tasks)
     assert computed == [["a", "b", "c", "d"]]
 
 
 # requests above the limit, canceled requests, and requests at shutdown
 
 
-def test_a_request_is_not_lost_if_the_server_stops_while_the_thread_looks():
+async def test_a_request_is_not_lost_if_the_server_stops_while_the_thread_looks():
     """After the thread has read `_preparing`, a request is admitted, and then `stop` begins."""
 
     class Inbox(SimpleQueue):
@@ -434,23 +368,19 @@ def test_a_request_is_not_lost_if_the_server_stops_while_the_thread_looks():
         @_preparing.setter
         def _preparing(self, value): ...
 
-    async def main():
-        nonlocal thread
-        worker = Watched(MODEL, Settings())
-        worker._inbox = Inbox()
-        job = Job(connection=0, function=str)
-        thread = threading.Thread(target=lambda: found.append(worker._read()), daemon=True)
-        thread.start()
-        await until(lambda: looks.is_set() or not thread.is_alive())
-        worker._inbox.put(job)
-        await asyncio.to_thread(thread.join, SECONDS)
-
     thread, looks, found = None, threading.Event(), []
-    run(main())
+    worker = Watched(MODEL, Settings())
+    worker._inbox = Inbox()
+    job = Job(connection=0, function=str)
+    thread = threading.Thread(target=lambda: found.append(worker._read()), daemon=True)
+    thread.start()
+    await until(lambda: looks.is_set() or not thread.is_alive())
+    worker._inbox.put(job)
+    await asyncio.to_thread(thread.join, SECONDS)
     assert found == [True]
 
 
-def test_a_canceled_caller_waits_for_its_thread():
+async def test_a_canceled_caller_waits_for_its_thread():
     """A request frees its memory only after its thread, which may use the memory, has ended."""
     begun, release, done = threading.Event(), threading.Event(), []
 
@@ -461,50 +391,44 @@ def test_a_canceled_caller_waits_for_its_thread():
         if fails:
             raise ValueError("nobody reads this error")
 
-    async def main():
-        errors = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, error: errors.append(error))
-        for fails in False, True:
-            begun.clear()
-            release.clear()
-            task = asyncio.create_task(in_thread(work, fails))
-            await asyncio.to_thread(begun.wait, SECONDS)
-            task.cancel()
+    errors = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, error: errors.append(error))
+    for fails in False, True:
+        begun.clear()
+        release.clear()
+        task = asyncio.create_task(in_thread(work, fails))
+        await asyncio.to_thread(begun.wait, SECONDS)
+        task.cancel()
+        await settled()
+        assert not task.done()
+        release.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert done[-1] is fails
+        del task
+        gc.collect()
+    assert not errors
+    assert await in_thread(divmod, 7, 2) == (3, 1)
+
+
+async def test_requests_above_the_waiting_limit_are_refused():
+    async with working(waiting=3) as worker:
+        async with held(worker):
+            tasks = [begin(worker, ["a"], word) for word in "ab"]
             await settled()
-            assert not task.done()
-            release.set()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert done[-1] is fails
-            del task
-            gc.collect()
-        assert not errors
-        assert await in_thread(divmod, 7, 2) == (3, 1)
-
-    run(main())
-
-
-def test_requests_above_the_waiting_limit_are_refused():
-    async def main():
-        async with working(waiting=3) as worker:
-            async with held(worker):
-                tasks = [begin(worker, ["a"], word) for word in "ab"]
-                await settled()
-                assert worker.waiting == 3
-                for refused in (
-                    worker.embed(["a"], connection="c"),
-                    worker.call(lambda: None, connection="c"),
-                    anext(worker.stream(lambda: iter("a"), connection="c")),
-                ):
-                    with pytest.raises(Refused) as raised:
-                        await refused
-                    assert raised.value.status == 429
-                    assert int(raised.value.headers["Retry-After"]) >= 1
-            await asyncio.gather(*tasks)
-            assert worker.waiting == 0
-            await worker.embed(["a"], connection="c")
-
-    run(main())
+            assert worker.waiting == 3
+            for refused in (
+                worker.embed(["a"], connection="c"),
+                worker.call(lambda: None, connection="c"),
+                anext(worker.stream(lambda: iter("a"), connection="c")),
+            ):
+                with pytest.raises(Refused) as raised:
+                    await refused
+                assert raised.value.status == 429
+                assert int(raised.value.headers["Retry-After"]) >= 1
+        await asyncio.gather(*tasks)
+        assert worker.waiting == 0
+        await worker.embed(["a"], connection="c")
 
 
 async def gone(task):
@@ -513,74 +437,48 @@ async def gone(task):
         await task
 
 
-def test_what_nobody_waits_for_is_not_computed(computed):
-    called = []
+async def test_the_rest_of_a_request_that_is_gone_is_not_computed(computed):
+    async with working(batch_tokens=2) as worker:
+        first = begin(worker, [ids(word) for word in "abcdef"], 0)
+        loop, begun, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+        pooled = worker._encoder.pool_texts
 
-    async def main():
-        async with working(waiting=3) as worker:
-            async with held(worker):
-                texts = begin(worker, ["a", "b"], "texts")
-                call = asyncio.create_task(worker.call(lambda: called.append(1), connection="call"))
-                await settled()
-                await gone(texts)
-                await gone(call)
-                assert worker.waiting == 1
-                good = begin(worker, ["c"], "texts")
-            await good
+        def slowly(batch):
+            loop.call_soon_threadsafe(begun.set)
+            assert go_on.wait(SECONDS)
+            return pooled(batch)
 
-    run(main())
-    assert computed == [["c"]]
-    assert not called
-
-
-def test_the_rest_of_a_request_that_is_gone_is_not_computed(computed):
-    async def main():
-        async with working(batch_tokens=2) as worker:
-            first = begin(worker, [ids(word) for word in "abcdef"], 0)
-            loop, begun, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
-            pooled = worker._encoder.pool_texts
-
-            def slowly(batch):
-                loop.call_soon_threadsafe(begun.set)
-                assert go_on.wait(SECONDS)
-                return pooled(batch)
-
-            worker._encoder.pool_texts = slowly
-            await begun.wait()
-            await gone(first)
-            go_on.set()
-            await worker.embed([ids("x")], connection=1)
-
-    run(main())
+        worker._encoder.pool_texts = slowly
+        await begun.wait()
+        await gone(first)
+        go_on.set()
+        await worker.embed([ids("x")], connection=1)
     assert computed == [["a", "b"], ["x"]]
 
 
-def test_the_end_comes_when_all_is_answered():
-    async def main():
-        async with working() as worker:
-            async with held(worker):
-                tasks = [begin(worker, ["a", "b"], number) for number in range(5)]
-                pieces = asyncio.create_task(read(worker, lambda: iter("abc")))
-                await settled()
-                stop = asyncio.create_task(worker.stop())
-                await settled()
-                assert not worker.ready
-                with pytest.raises(Refused) as raised:
-                    await worker.embed(["a"], connection=0)
-                assert raised.value.status == 503
-                assert not stop.done()
-            for found in await asyncio.gather(*tasks):
-                np.testing.assert_allclose(found.vectors, MODEL.encode(["a", "b"]), atol=1e-6)
-            assert await pieces == ["a", "b", "c"]
-            await stop
-
-    run(main())
+async def test_the_end_comes_when_all_is_answered():
+    async with working() as worker:
+        async with held(worker):
+            tasks = [begin(worker, ["a", "b"], number) for number in range(5)]
+            pieces = asyncio.create_task(read(worker, lambda: iter("abc")))
+            await settled()
+            stop = asyncio.create_task(worker.stop())
+            await settled()
+            assert not worker.ready
+            with pytest.raises(Refused) as raised:
+                await worker.embed(["a"], connection=0)
+            assert raised.value.status == 503
+            assert not stop.done()
+        for found in await asyncio.gather(*tasks):
+            np.testing.assert_allclose(found.vectors, MODEL.encode(["a", "b"]), atol=1e-6)
+        assert await pieces == ["a", "b", "c"]
+        await stop
 
 
 # errors
 
 
-def test_a_text_that_fails_takes_no_other_with_it(monkeypatch):
+async def test_a_text_that_fails_takes_no_other_with_it(monkeypatch):
     pooled = Encoder.pool_texts
 
     def failing(self, batch):
@@ -591,35 +489,29 @@ def test_a_text_that_fails_takes_no_other_with_it(monkeypatch):
     monkeypatch.setattr(Encoder, "pool_texts", failing)
     bad = MODEL.tokenizer.token(9)
 
-    async def main():
-        async with working() as worker:
-            async with held(worker):
-                texts = [[letter] for letter in LETTERS.split()] + [["a", bad], ["a", "b"]]
-                tasks = [begin(worker, one, number) for number, one in enumerate(texts)]
-            found = await asyncio.gather(*tasks, return_exceptions=True)
-            for one, result in zip(texts, found, strict=True):
-                if bad in one:
-                    assert isinstance(result, MemoryError)
-                else:
-                    np.testing.assert_allclose(result.vectors, MODEL.encode(one), atol=1e-6)
-            assert worker.counts.failures == 3  # the batch, and the two texts
-            await worker.embed(["a"], connection=0)
-
-    run(main())
+    async with working() as worker:
+        async with held(worker):
+            texts = [[letter] for letter in LETTERS.split()] + [["a", bad], ["a", "b"]]
+            tasks = [begin(worker, one, number) for number, one in enumerate(texts)]
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        for one, result in zip(texts, found, strict=True):
+            if bad in one:
+                assert isinstance(result, MemoryError)
+            else:
+                np.testing.assert_allclose(result.vectors, MODEL.encode(one), atol=1e-6)
+        assert worker.counts.failures == 3  # the batch, and the two texts
+        await worker.embed(["a"], connection=0)
 
 
 @pytest.mark.parametrize("error", [ValueError, StopIteration, SystemExit, KeyboardInterrupt])
-def test_errors_of_calls_and_streams_reach_the_caller(error):
-    async def main():
-        async with working() as worker:
-            plain = error is ValueError
-            with pytest.raises(error if plain else RuntimeError, match="no good"):
-                await worker.call(raising(error), connection=0)
-            with pytest.raises(error if plain else RuntimeError, match="no good"):
-                await anext(worker.stream(raising(error), connection=0))
-            await worker.embed(["a"], connection=0)
-
-    run(main())
+async def test_errors_of_calls_and_streams_reach_the_caller(error):
+    async with working() as worker:
+        plain = error is ValueError
+        with pytest.raises(error if plain else RuntimeError, match="no good"):
+            await worker.call(raising(error), connection=0)
+        with pytest.raises(error if plain else RuntimeError, match="no good"):
+            await anext(worker.stream(raising(error), connection=0))
+        await worker.embed(["a"], connection=0)
 
 
 def raising(error):
@@ -629,19 +521,16 @@ def raising(error):
     return function
 
 
-def test_an_internal_error_fails_only_the_waiting_requests():
-    async def main():
-        async with working() as worker:
-            async with held(worker):
-                tasks = [begin(worker, ["a"], number) for number in range(3)]
-                take = worker._batches.take
-                worker._batches.take = raising(ZeroDivisionError)
-            found = await asyncio.gather(*tasks, return_exceptions=True)
-            assert [type(one) for one in found] == [ZeroDivisionError] * 3
-            worker._batches.take = take
-            await worker.embed(["a"], connection=0)
-
-    run(main())
+async def test_an_internal_error_fails_only_the_waiting_requests():
+    async with working() as worker:
+        async with held(worker):
+            tasks = [begin(worker, ["a"], number) for number in range(3)]
+            take = worker._batches.take
+            worker._batches.take = raising(ZeroDivisionError)
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(one) for one in found] == [ZeroDivisionError] * 3
+        worker._batches.take = take
+        await worker.embed(["a"], connection=0)
 
 
 # streams
@@ -651,25 +540,36 @@ async def read(worker, begin, connection="stream", **options):
     return [piece async for piece in worker.stream(begin, connection=connection, **options)]
 
 
-def test_streams_have_turns_with_batches_and_each_other(computed):
-    def counted(name):
-        for number in range(3):
+async def test_streams_have_turns_with_batches_and_each_other(computed):
+    async with working(batch_tokens=1) as worker:
+        async with held(worker):
+            first = asyncio.create_task(read(worker, counted(computed, "first", 3)))
+            await settled()
+            second = asyncio.create_task(read(worker, counted(computed, "second", 3)))
+            texts = begin(worker, [ids(word) for word in "abcd"], "texts")
+        assert await first == await second == [0, 1, 2]
+        await texts
+    expected = [["a"], "first0", "second0", ["b"], "first1", "second1"]
+    assert computed == [*expected, ["c"], "first2", "second2", ["d"]]
+
+
+def counted(computed, name, count):
+    """Return a function that yields numbers, and adds each to the computed batches first."""
+
+    def pieces():
+        for number in range(count):
             computed.append(f"{name}{number}")
             yield number
 
-    async def main():
-        async with working(batch_tokens=1) as worker:
-            async with held(worker):
-                first = asyncio.create_task(read(worker, lambda: counted("first")))
-                await settled()
-                second = asyncio.create_task(read(worker, lambda: counted("second")))
-                texts = begin(worker, [ids(word) for word in "abcd"], "texts")
-            assert await first == await second == [0, 1, 2]
-            await texts
+    return pieces
 
-    run(main())
-    expected = [["a"], "first0", "second0", ["b"], "first1", "second1"]
-    assert computed == [*expected, ["c"], "first2", "second2", ["d"]]
+
+def reading(worker, streams, size=None):
+    """Begin to read several streams, each as a client of its own."""
+    return [
+        asyncio.create_task(read(worker, one, ("client", number), size=size or one.size))
+        for number, one in enumerate(streams)
+    ]
 
 
 class Endless:
@@ -689,71 +589,55 @@ class Endless:
 
 
 @pytest.mark.parametrize("how", ["aclose", "cancel"])
-def test_a_stream_is_closed_on_the_thread_when_its_reader_leaves(how):
+async def test_a_stream_is_closed_on_the_thread_when_its_reader_leaves(how):
     pieces = Endless()
 
-    async def main():
-        async with working() as worker:
-            if how == "aclose":
-                async with aclosing(worker.stream(pieces, connection=0)) as stream:
-                    assert [await anext(stream) for _ in range(3)] == [1, 2, 3]
-            else:
-                got = asyncio.Event()
+    async with working() as worker:
+        if how == "aclose":
+            async with aclosing(worker.stream(pieces, connection=0)) as stream:
+                assert [await anext(stream) for _ in range(3)] == [1, 2, 3]
+        else:
+            got = asyncio.Event()
 
-                async def reader():
-                    async for _ in worker.stream(pieces, connection=0):
-                        got.set()
-                        await asyncio.sleep(SECONDS)
+            async def reader():
+                async for _ in worker.stream(pieces, connection=0):
+                    got.set()
+                    await asyncio.sleep(SECONDS)
 
-                task = asyncio.create_task(reader())
-                await got.wait()
-                await gone(task)
-            assert await asyncio.to_thread(pieces.closed.wait, SECONDS)
-            assert pieces.where == "qkv-serve"
-            await worker.call(lambda: None, connection=0)
-            assert worker.streams == 0
-
-    run(main())
+            task = asyncio.create_task(reader())
+            await got.wait()
+            await gone(task)
+        assert await asyncio.to_thread(pieces.closed.wait, SECONDS)
+        assert pieces.where == "qkv-serve"
+        await worker.call(lambda: None, connection=0)
+        assert worker.streams == 0
 
 
-def test_no_more_is_computed_than_is_read():
+async def test_no_more_is_computed_than_is_read():
     pieces = Endless()
 
-    async def main():
-        async with working() as worker, aclosing(worker.stream(pieces, connection=0)) as stream:
-            await anext(stream)
-            for _ in range(3 * AHEAD):  # the stream has a turn between requests
-                await worker.embed(["a"], connection=1)
-            assert pieces.count in (AHEAD, AHEAD + 1)
-            assert [await anext(stream) for _ in range(2 * AHEAD)] == list(range(2, 2 * AHEAD + 2))
-
-    run(main())
+    async with working() as worker, aclosing(worker.stream(pieces, connection=0)) as stream:
+        await anext(stream)
+        for _ in range(3 * AHEAD):  # the stream has a turn between requests
+            await worker.embed(["a"], connection=1)
+        assert pieces.count in (AHEAD, AHEAD + 1)
+        assert [await anext(stream) for _ in range(2 * AHEAD)] == list(range(2, 2 * AHEAD + 2))
 
 
-def test_at_most_two_pieces_are_computed_between_batches(computed):
+async def test_at_most_two_pieces_are_computed_between_batches(computed):
     """Three streams together compute at most two pieces between two batches.
 
     All three streams start before one of them ends.
     """
 
-    def named(name):
-        for number in range(4):
-            computed.append(f"{name}{number}")
-            yield number
-
-    async def main():
-        async with working(batch_tokens=1, streams=2) as worker:
-            async with held(worker):
-                tasks = [
-                    asyncio.create_task(read(worker, lambda name=name: named(name), name))
-                    for name in "abc"
-                ]
-                await settled()
-                texts = begin(worker, [ids(word) for word in "stuvwxyz"], "texts")
-            assert await asyncio.gather(*tasks) == [[0, 1, 2, 3]] * 3
-            await texts
-
-    run(main())
+    async with working(batch_tokens=1, streams=2) as worker:
+        async with held(worker):
+            streams = [counted(computed, name, 4) for name in "abc"]
+            tasks = reading(worker, streams, size=lambda n: 0)
+            await settled()
+            texts = begin(worker, [ids(word) for word in "stuvwxyz"], "texts")
+        assert await asyncio.gather(*tasks) == [[0, 1, 2, 3]] * 3
+        await texts
     pieces = [one for one in computed if isinstance(one, str)]
     between, count = [], 0
     for one in computed:
@@ -784,57 +668,46 @@ class Resumed:
             self.open -= 1
 
 
-def test_streams_that_nobody_reads_keep_no_other_waiting():
+async def test_streams_that_nobody_reads_keep_no_other_waiting():
     """Streams that clients do not read use all `stream_tokens`, but other streams still finish.
 
     The unread streams continue when their clients read again.
     """
-
-    async def main():
-        async with working(streams=2, stream_tokens=100) as worker:
-            slow = [Resumed(40) for _ in range(4)]
-            streams = [
-                worker.stream(one, connection=("slow", number), size=lambda n: 50)
-                for number, one in enumerate(slow)
-            ]
-            for stream in streams:
-                assert await anext(stream) == 1  # and then read no further
-            for number in range(3):
-                assert await read(worker, lambda: iter(range(200)), number) == [*range(200)]
-            assert {one.next for one in slow} <= {AHEAD, AHEAD + 1}
-            assert sum(one.open for one in slow) <= 2  # closed streams use no tokens
-            for stream in streams:
-                assert [piece async for piece in stream] == [*range(2, 41)]
-            assert max(one.opened for one in slow) > 1
-
-    run(main())
+    async with working(streams=2, stream_tokens=100) as worker:
+        slow = [Resumed(40) for _ in range(4)]
+        streams = [
+            worker.stream(one, connection=("slow", number), size=lambda n: 50)
+            for number, one in enumerate(slow)
+        ]
+        for stream in streams:
+            assert await anext(stream) == 1  # and then read no further
+        for number in range(3):
+            assert await read(worker, lambda: iter(range(200)), number) == [*range(200)]
+        assert {one.next for one in slow} <= {AHEAD, AHEAD + 1}
+        assert sum(one.open for one in slow) <= 2  # closed streams use no tokens
+        for stream in streams:
+            assert [piece async for piece in stream] == [*range(2, 41)]
+        assert max(one.opened for one in slow) > 1
 
 
-def test_long_streams_keep_no_other_waiting():
+async def test_long_streams_keep_no_other_waiting():
     """A fifth stream finishes although four long streams use all `stream_tokens`.
 
     To free memory, the worker closes a long stream and continues it later, even if the stream's
     client keeps reading.
     """
-
-    async def main():
-        async with working(streams=4, stream_tokens=400) as worker:
-            long = [Resumed(10**9) for _ in range(4)]
-            tasks = [
-                asyncio.create_task(read(worker, one, number, size=lambda n: 100))
-                for number, one in enumerate(long)
-            ]
-            while min(one.next for one in long) < 2:
-                await asyncio.sleep(0)
-            last = Resumed(3)
-            stream = worker.stream(last, connection="last", size=lambda n: 100)
-            assert [piece async for piece in stream] == [1, 2, 3]
-            whole = worker.stream(Resumed(3), connection="whole", size=lambda n: 1000)
-            assert [piece async for piece in whole] == [1, 2, 3]  # larger than `stream_tokens`
-            for task in tasks:
-                await gone(task)
-
-    run(main())
+    async with working(streams=4, stream_tokens=400) as worker:
+        long = [Resumed(10**9) for _ in range(4)]
+        tasks = reading(worker, long, size=lambda n: 100)
+        while min(one.next for one in long) < 2:
+            await asyncio.sleep(0)
+        last = Resumed(3)
+        stream = worker.stream(last, connection="last", size=lambda n: 100)
+        assert [piece async for piece in stream] == [1, 2, 3]
+        whole = worker.stream(Resumed(3), connection="whole", size=lambda n: 1000)
+        assert [piece async for piece in whole] == [1, 2, 3]  # larger than `stream_tokens`
+        for task in tasks:
+            await gone(task)
 
 
 class Growing(Resumed):
@@ -858,7 +731,7 @@ class Growing(Resumed):
 
 
 @pytest.mark.parametrize("tokens", [400, 150])
-def test_open_streams_never_exceed_stream_tokens(tokens):
+async def test_open_streams_never_exceed_stream_tokens(tokens):
     """Among nine streams that grow, the open streams never exceed `stream_tokens`.
 
     A stream that is larger is open alone.
@@ -869,125 +742,80 @@ def test_open_streams_never_exceed_stream_tokens(tokens):
         sizes = [one.held for one in all_of_them if one.open]
         held.append(0 if len(sizes) == 1 else sum(sizes))
 
-    async def main():
-        async with working(streams=3, stream_tokens=tokens) as worker:
-            all_of_them[:] = [
-                Growing(2 * QUANTUM + 7, 10 * number, look) for number in range(1, 10)
-            ]
-            found = await asyncio.gather(
-                *(
-                    asyncio.create_task(read(worker, one, ("client", number), size=one.size))
-                    for number, one in enumerate(all_of_them)
-                )
-            )
-            assert found == [[*range(1, 2 * QUANTUM + 8)]] * 9
-            assert max(held) <= tokens
-            # An opened stream computes at least this many pieces before it is closed and reopened.
-            least = min(QUANTUM, AHEAD // 2)
-            assert all(one.opened <= 1 + one.count / least for one in all_of_them)
-
-    run(main())
+    async with working(streams=3, stream_tokens=tokens) as worker:
+        all_of_them[:] = [Growing(2 * QUANTUM + 7, 10 * number, look) for number in range(1, 10)]
+        found = await asyncio.gather(*reading(worker, all_of_them))
+        assert found == [[*range(1, 2 * QUANTUM + 8)]] * 9
+        assert max(held) <= tokens
+        # An opened stream computes at least this many pieces before it is closed and reopened.
+        least = min(QUANTUM, AHEAD // 2)
+        assert all(one.opened <= 1 + one.count / least for one in all_of_them)
 
 
-def test_a_stream_holds_memory_for_its_next_pieces_and_not_for_all():
+async def test_a_stream_holds_memory_for_its_next_pieces_and_not_for_all():
     """20 streams of up to 4,000 pieces begin at once, though only 4 of them could end at once."""
-
-    async def main():
-        async with working(streams=4, stream_tokens=16_384) as worker:
-            long = [Growing(4000, 100) for _ in range(20)]
-            tasks = [
-                asyncio.create_task(read(worker, one, number, size=one.size))
-                for number, one in enumerate(long)
-            ]
-            while max(one.next for one in long) < QUANTUM:
-                await asyncio.sleep(0)
-            assert min(one.next for one in long) > QUANTUM // 2
-            assert all(one.opened == 1 for one in long)
-            for task in tasks:
-                await gone(task)
-
-    run(main())
+    async with working(streams=4, stream_tokens=16_384) as worker:
+        long = [Growing(4000, 100) for _ in range(20)]
+        tasks = reading(worker, long)
+        while max(one.next for one in long) < QUANTUM:
+            await asyncio.sleep(0)
+        assert min(one.next for one in long) > QUANTUM // 2
+        assert all(one.opened == 1 for one in long)
+        for task in tasks:
+            await gone(task)
 
 
-def test_a_stream_that_cannot_grow_continues_later():
+async def test_a_stream_that_cannot_grow_continues_later():
     """Two streams grow until only one fits: both end, and take turns until then."""
     first_to_end, pair, held = [], [], []
 
     def look():
         held.append(sum(one.held for one in pair))
 
-    async def main():
-        async with working(streams=2, stream_tokens=8 * QUANTUM) as worker:
-            pair[:] = [Growing(7 * QUANTUM, 0, look) for _ in range(2)]
+    async with working(streams=2, stream_tokens=8 * QUANTUM) as worker:
+        pair[:] = [Growing(7 * QUANTUM, 0, look) for _ in range(2)]
 
-            async def whole(one):
-                found = await read(worker, one, id(one), size=one.size)
-                first_to_end.append([other.next for other in pair])
-                return found
+        async def whole(one):
+            found = await read(worker, one, id(one), size=one.size)
+            first_to_end.append([other.next for other in pair])
+            return found
 
-            found = await asyncio.gather(*map(whole, pair))
-            assert found == [[*range(1, 7 * QUANTUM + 1)]] * 2
-            assert min(first_to_end[0]) > 4 * QUANTUM  # the other stream was not left behind
-            assert 7 * QUANTUM < max(held) <= 8 * QUANTUM
-
-    run(main())
+        found = await asyncio.gather(*map(whole, pair))
+        assert found == [[*range(1, 7 * QUANTUM + 1)]] * 2
+        assert min(first_to_end[0]) > 4 * QUANTUM  # the other stream was not left behind
+        assert 7 * QUANTUM < max(held) <= 8 * QUANTUM
 
 
-def test_clients_take_turns_however_many_connections_they_have(computed):
+async def test_clients_take_turns_however_many_connections_they_have(computed):
     """A client's request runs second, although nine requests of another client arrived earlier."""
-
-    async def main():
-        async with working(batch_tokens=1) as worker:
-            async with held(worker):
-                tasks = [begin(worker, [ids(word)], ("many", word)) for word in "abcdefghi"]
-                tasks.append(begin(worker, [ids("s")], ("single", "s")))
-            await asyncio.gather(*tasks)
-
-    run(main())
+    async with working(batch_tokens=1) as worker:
+        async with held(worker):
+            tasks = [begin(worker, [ids(word)], ("many", word)) for word in "abcdefghi"]
+            tasks.append(begin(worker, [ids("s")], ("single", "s")))
+        await asyncio.gather(*tasks)
     assert computed[:3] == [["a"], ["s"], ["b"]]
 
 
-def test_a_stream_cancelled_before_its_turn_never_begins():
-    pieces = Endless()
-
-    async def main():
-        async with working() as worker:
-            async with held(worker):
-                task = asyncio.create_task(anext(worker.stream(pieces, connection=0)))
-                await settled()
-                await gone(task)
-            await worker.embed(["a"], connection=0)
-
-    run(main())
-    assert pieces.count == 0
-
-
-def test_a_request_is_dropped_before_it_no_longer_waits(monkeypatch):
+async def test_a_request_is_dropped_before_it_no_longer_waits(monkeypatch):
     """Otherwise, the thread could compute for a client of which `waiting` says that it left."""
     seen = []
 
-    async def main():
-        async with working() as worker:
-            monkeypatch.setattr(Request, "drop", lambda _: seen.append(worker.waiting))
-            await worker.call(lambda: None, connection=0)
-            assert await read(worker, lambda: iter("ab")) == ["a", "b"]
-
-    run(main())
+    async with working() as worker:
+        monkeypatch.setattr(Request, "drop", lambda _: seen.append(worker.waiting))
+        await worker.call(lambda: None, connection=0)
+        assert await read(worker, lambda: iter("ab")) == ["a", "b"]
     assert seen == [1, 1]
 
 
-def test_a_stream_that_fails_ends_alone():
+async def test_a_stream_that_fails_ends_alone():
     def failing():
         yield 1
         raise ValueError("no good")
 
-    async def main():
-        async with working() as worker:
-            good = asyncio.create_task(read(worker, lambda: iter(range(20)), "good"))
-            stream = worker.stream(failing, connection="bad")
-            assert await anext(stream) == 1
-            with pytest.raises(ValueError, match="no good"):
-                await anext(stream)
-            assert await good == list(range(20))
-
-    run(main())
+    async with working() as worker:
+        good = asyncio.create_task(read(worker, lambda: iter(range(20)), "good"))
+        stream = worker.stream(failing, connection="bad")
+        assert await anext(stream) == 1
+        with pytest.raises(ValueError, match="no good"):
+            await anext(stream)
+        assert await good == list(range(20))

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from training import books, wordnet
 from training.reading import Mixed
 
 # Six synsets in the format of WordNet's files: "bank" is a noun twice and a verb once.
@@ -39,6 +40,15 @@ def folder(tmp_path: Path) -> Path:
             text = "\n".join(["  1 a licence, indented", *lines]) + "\n"
             (tmp_path / name.format(part)).write_text(text, encoding="utf-8")
     return tmp_path
+
+
+@pytest.fixture
+def small_books(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the books by six small books, and hold out one example of WordNet."""
+    parts = {"train": [(None, request.module.PASSAGES)] * 6}
+    monkeypatch.setattr(books, "read", lambda _, wanted: parts["".join(wanted)])
+    held_out = request.module.HELD_OUT
+    monkeypatch.setattr(wordnet, "twelfth_of", lambda text: 0 if text == held_out else 7)
 
 
 @pytest.fixture

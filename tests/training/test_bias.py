@@ -9,9 +9,9 @@ import re
 import numpy as np
 import pytest
 
+from learn.support import tiny_bert
 from qkv.learn._tokenizer import train_tokenizer
 from qkv.models.model import Model
-from qkv.models.untrained import fresh_model
 from training import bias
 from training.bias import GROUPS, INSULTS, PROMPTS, in_card, insults, is_insult, leaning, measured
 from training.book_decoder import tokenizer_of
@@ -55,14 +55,10 @@ TEXTS += [one.text for name in GROUPS for one in asked(PROMPTS, name)]
 
 def encoder(**logits: float) -> Model:
     """Return an encoder that predicts these words for every text, the largest logit first."""
-    tokenizer = train_tokenizer(TEXTS, "wordpiece", 2000)
-    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 8}
-    config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": len(tokenizer)}
-    config |= {"intermediate_size": 16, "max_position_embeddings": 32}
-    model = fresh_model(config, tokenizer)
+    model = tiny_bert(TEXTS, 2000)
     parameters = {name: np.zeros_like(array) for name, array in model.parameters.items()}
     for word, logit in logits.items():
-        parameters["head.out_proj.bias"][tokenizer.vocabulary[word]] = logit
+        parameters["head.out_proj.bias"][model.tokenizer.vocabulary[word]] = logit
     return model.with_parameters(parameters)
 
 

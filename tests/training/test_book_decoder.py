@@ -9,7 +9,7 @@ import pytest
 
 import qkv
 from qkv.learn import Interrupted
-from training import book_decoder, books, wordnet
+from training import book_decoder
 from training.book_decoder import Recipe, joined, sequences, texts, tokenizer_of, twice
 
 PASSAGES = [
@@ -17,18 +17,11 @@ PASSAGES = [
     ["He sat by the bank!", "Oh no."],
 ]
 HELD_OUT = "they pulled up on the bank"
+pytestmark = pytest.mark.usefixtures("small_books")
 RECIPE = {
     **{"layers": 2, "heads": 4, "kv_heads": 2, "dim": 16, "hidden": 24, "vocabulary": 300},
     **{"length": 32, "tokens": 60, "texts": 2},
 }
-
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the books by six small books, and hold out one example of WordNet."""
-    parts = {"train": [(None, PASSAGES)] * 6}
-    monkeypatch.setattr(books, "read", lambda _, wanted: parts["".join(wanted)])
-    monkeypatch.setattr(wordnet, "twelfth_of", lambda text: 0 if text == HELD_OUT else 7)
 
 
 class Draws:

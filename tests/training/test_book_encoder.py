@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.learn import Interrupted, Sequences, fresh_model, last_checkpoint
+from learn.support import tiny_bert
+from qkv.learn import Interrupted, Sequences, last_checkpoint
 from qkv.learn._tokenizer import train_tokenizer
 from qkv.models.model import Model
-from training import book_encoder, books, wordnet
+from training import book_encoder, books
 from training.book_encoder import Recipe, carried_over, texts, vocabulary
 from training.objectives import Unseen
 from training.wordnet import read
@@ -22,25 +23,14 @@ PASSAGES = [
     ["He sat by the bank!", "Oh no."],
 ]
 HELD_OUT = "they pulled up on the bank"
+pytestmark = pytest.mark.usefixtures("small_books")
 RECIPE = {"vocabulary": 130, "whole": 0.4, "length": 16, "tokens": 100, "uses": 8, "begin": 0.4}
-
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the books by six small books, and hold out one example of WordNet."""
-    parts = {"train": [(None, PASSAGES)] * 6}
-    monkeypatch.setattr(books, "read", lambda _, wanted: parts["".join(wanted)])
-    monkeypatch.setattr(wordnet, "twelfth_of", lambda text: 0 if text == HELD_OUT else 7)
 
 
 def before() -> Model:
     """Return the model from which training continues."""
     texts = ["the cat pulled two oxen to the bank", "land and money"] * 9
-    tokenizer = train_tokenizer(texts, "wordpiece", 60)
-    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 8}
-    config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": len(tokenizer)}
-    config |= {"intermediate_size": 16, "max_position_embeddings": 16}
-    return fresh_model(config, tokenizer, seed=3)
+    return tiny_bert(texts, 60, seed=3, max_position_embeddings=16)
 
 
 def test_new_token_rows_are_means_of_their_subwords() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qkv.learn import fresh_model
+from learn.support import network
 from training import book_ship
 from training.books import Book
 from training.cards import abouts_of, keep_runs
@@ -123,8 +123,7 @@ def test_a_shipped_folder_keeps_its_run_records(tmp_path: Path) -> None:
 
 
 def test_the_mean_of_weights(tmp_path: Path) -> None:
-    config = {"model_type": "gpt2", "n_embd": 4, "n_layer": 1, "n_head": 1, "vocab_size": 5}
-    models = [fresh_model({**config, "n_positions": 3}, seed=seed) for seed in (1, 2)]
+    models = [network(seed=seed).model() for seed in (1, 2)]
     for name, model in zip("ab", models, strict=True):
         model.save(tmp_path / name)
     found = mean_of(tmp_path / "a", tmp_path / "b").parameters

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from learn.support import tiny_bert
 from qkv.learn._tokenizer import train_tokenizer
 from qkv.models.model import Model
-from qkv.models.untrained import fresh_model
 from training import copying
 from training.copying import Example, drawn, examples_of, main, place_of
 from training.guesses import named
@@ -23,15 +23,7 @@ SENTENCES = [
 
 
 def says(word: str) -> Model:
-    tokenizer = train_tokenizer(SENTENCES * 9, "wordpiece", 120)
-    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 8}
-    config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": len(tokenizer)}
-    config |= {"intermediate_size": 16, "max_position_embeddings": 32}
-    model = fresh_model(config, tokenizer, seed=3)
-    bias = np.zeros(len(tokenizer), np.float32)
-    bias[tokenizer.vocabulary[word]] = 1e6
-    model.parameters["head.out_proj.bias"] = bias
-    return model
+    return tiny_bert(SENTENCES * 9, 120, seed=3, says=word)
 
 
 def test_examples_are_content_words_that_occur_once() -> None:

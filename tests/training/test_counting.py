@@ -1,6 +1,6 @@
 """Tests of counting: look-up by hand, and Kneser-Ney against the formula written out."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -106,18 +106,15 @@ def test_look_up_answers_gaps_and_openings(corpus: Corpus) -> None:
 
 
 def test_the_command_reads_books(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    parts: dict[str, list[list[str]]] = defaultdict(list)
-    parts |= {"train": [SENTENCES] * 2, "test": [["the dog sat on the mat."]]}
-    monkeypatch.setattr(counting, "read", lambda _, wanted: [(None, parts[wanted[0]])])
+    held_out = ["the dog sat on the mat."]
+    parts = {"train": [SENTENCES] * 2, "test": [held_out]}
+    monkeypatch.setattr(counting, "read", lambda _, wanted: [(None, parts.get(wanted[0], []))])
     said: list[str] = []
     main([str(tmp_path)], said.append)
-    assert [line.split(":")[0] for line in said] == [
-        *["looked up, gaps", "looked up, openings", "Kneser-Ney of 5 words"]
-    ]
+    kinds = ["looked up, gaps", "looked up, openings", "Kneser-Ney of 5 words"]
+    assert [line.split(":")[0] for line in said] == kinds
     corpus = Corpus.of(SENTENCES * 2)
-    expected = perplexity(
-        KneserNey(corpus), Corpus.of(["the dog sat on the mat."], corpus.vocabulary)
-    )
+    expected = perplexity(KneserNey(corpus), Corpus.of(held_out, corpus.vocabulary))
     assert f"perplexity {expected:.1f} per known word" in said[-1]
 
 

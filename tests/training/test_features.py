@@ -25,8 +25,7 @@ def decoder() -> qkv.Model:
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    found: list[str] = json.loads(features.PASSAGES.read_bytes())
-    return found
+    return list(json.loads(features.PASSAGES.read_bytes()))
 
 
 def test_passages_are_whole_sentences_of_some_length() -> None:

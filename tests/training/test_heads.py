@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qkv.learn._tokenizer import train_tokenizer
+from learn.support import tiny_bert
 from qkv.models.model import Model
-from qkv.models.untrained import fresh_model
 from training import heads
 from training.heads import (
     directions,
@@ -26,15 +25,7 @@ POSITIONS, DIM = 32, 64
 
 
 def bert(**sizes: int) -> Model:
-    tokenizer = train_tokenizer(SENTENCES * 9, "wordpiece", 80)
-    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
-    config |= {"vocab_size": len(tokenizer), "hidden_size": DIM, "num_hidden_layers": 1}
-    config |= {
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-        "max_position_embeddings": POSITIONS,
-    }
-    return fresh_model(config | sizes, tokenizer, seed=1)
+    return tiny_bert(SENTENCES * 9, 80, seed=1, **{"hidden_size": DIM, **sizes})
 
 
 def made_by_hand() -> Model:

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from learn import support
 from qkv.learn import Sequences, Words, words_loss
 from qkv.learn._network import Network
 from qkv.learn._tokenizer import train_tokenizer
-from qkv.models.untrained import fresh_model
 from training import wordnet
 from training.neighbours import Neighbours
 from training.objectives import (
@@ -190,10 +190,7 @@ def test_wrong_sets_the_number_of_wrong_senses() -> None:
 
 
 def test_the_gradient_goes_through_the_whole_network() -> None:
-    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "vocab_size": 30}
-    config |= {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config |= {"intermediate_size": 16, "max_position_embeddings": 8}
-    network = Network(fresh_model(config, seed=0, dtype=np.float64))
+    network = support.network(support.BERT | {"vocab_size": 30}, dtype=np.float64)
     rng = np.random.default_rng(0)
     network.flat += rng.normal(0, 0.3, network.flat.size)
     senses = Senses(SENTENCES, DEFINITIONS, mask=4, uses=6, wrong=2, temperature=0.3)
@@ -226,13 +223,8 @@ def test_uses_become_ids(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert words == ["bank", "bank", "oxen", "banked", "biggest"]
     assert [one.synset for one in found] == [0, 1, 2, 3, 4]
     assert [one.wrong for one in found] == [(1,), (0,), (), (), ()]
-    assert [[tokenizer.decode(ids) for ids, _ in one.synonyms] for one in found] == [
-        ["shore"],
-        [],
-        [],
-        [],
-        [],
-    ]
+    synonyms = [[tokenizer.decode(ids) for ids, _ in one.synonyms] for one in found]
+    assert synonyms == [["shore"], *[[]] * 4]
     assert tokenizer.decode(definitions[1]) == "an institution : money"
     assert definitions[1][[0, -1]].tolist() == tokenizer.tokenize("").ids.tolist()
     assert set(definitions) == {0, 1, 2, 3, 4}
@@ -247,18 +239,9 @@ def test_long_documents_become_several() -> None:
 
 
 def test_visible_content_words_raise_the_loss() -> None:
-    tokenizer = train_tokenizer(["the dog saw the cat", "a dog and a cat"] * 9, "wordpiece", 60)
+    model = support.tiny_bert(["the dog saw the cat", "a dog and a cat"] * 9, 60)
+    net, tokenizer = Network(model), model.tokenizer
     ids = tokenizer.vocabulary
-    net = Network(
-        fresh_model(
-            {
-                **{"model_type": "bert", "vocab_size": len(tokenizer), "hidden_size": 8},
-                **{"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16},
-                **{"max_position_embeddings": 16, "architectures": ["BertForMaskedLM"]},
-            },
-            tokenizer,
-        )
-    )
     mask = ids["[MASK]"]
     texts = [["the", "dog", "[MASK]", "the", "cat"], ["a", "cat", "and", "[MASK]", "cat", "dog"]]
     flat = np.array([ids[word] for words in texts for word in words])
@@ -322,11 +305,9 @@ def test_each_gap_is_masked_separately() -> None:
 
 def test_a_teacher_is_a_model_multiplied_by_counts() -> None:
     """The target mixes a teacher's guess with the masked word; visible content words get 0."""
-    tokenizer = train_tokenizer(["the dog saw the cat", "a dog and a cat"] * 9, "wordpiece", 60)
-    config = {"model_type": "bert", "vocab_size": len(tokenizer), "hidden_size": 8}
-    config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    config |= {"max_position_embeddings": 16, "architectures": ["BertForMaskedLM"]}
-    before, network = (Network(fresh_model(config, tokenizer, seed=seed)) for seed in (1, 2))
+    texts = ["the dog saw the cat", "a dog and a cat"] * 9
+    models = [support.tiny_bert(texts, 60, seed=seed) for seed in (1, 2)]
+    (before, network), tokenizer = map(Network, models), models[0].tokenizer
     unseen = Unseen(
         Sequences([tokenizer.tokenize("the dog saw the cat").ids]), tokenizer, in_sight=1.5
     )

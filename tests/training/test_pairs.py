@@ -1,5 +1,7 @@
 """Tests of finding pairs of related words, against pairs found by hand."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from training.pairs import cut, hidden, noun_after, others_at, pairs_of, verb_of
@@ -48,11 +50,7 @@ def test_pairs_by_hand() -> None:
         Use(SENTENCES[1], "read", 0, 4, 8),
         Use(SENTENCES[1], "read up", 0, 4, 8),
     ]
-    found = pairs_of(SENTENCES, uses, NET)
-    words = {
-        name: [(text[slice(*a)], text[slice(*b)]) for text, a, b in pairs]
-        for name, pairs in found.items()
-    }
+    words = words_of(*SENTENCES, uses=uses)
     assert words["verb to object"] == [("crossed", "river"), ("read", "book")]
     assert words["object to verb"] == [("river", "crossed"), ("book", "read")]
     assert words["preposition to noun"] == [("in", "rain")]
@@ -66,11 +64,7 @@ def test_pairs_by_hand() -> None:
 
 
 def test_pairs_of_what_is_nearest() -> None:
-    found = pairs_of(["He was walking, and the old dog was fed by them in bed"], [], NET)
-    words = {
-        name: [(text[slice(*a)], text[slice(*b)]) for text, a, b in pairs]
-        for name, pairs in found.items()
-    }
+    words = words_of("He was walking, and the old dog was fed by them in bed")
     assert words["preposition to subject"] == []  # a comma separates "He" from "by" and "in"
     assert words["preposition to verb"] == []  # the index has no verb for "fed"
     assert words["article to auxiliary"] == [("the", "was")]
@@ -91,11 +85,11 @@ def test_others_have_the_same_positions_but_are_no_such_pair() -> None:
     assert others_at([river], sentences[:1]) == [None]
 
 
-def words_of(text: str) -> dict[str, list[tuple[str, str]]]:
-    """Return the pairs of words of each relation in one text."""
+def words_of(*texts: str, uses: Sequence[Use] = ()) -> dict[str, list[tuple[str, str]]]:
+    """Return the pairs of words of each relation in the texts."""
     return {
-        name: [(text[slice(*a)], text[slice(*b)]) for _, a, b in pairs]
-        for name, pairs in pairs_of([text], [], NET).items()
+        name: [(text[slice(*a)], text[slice(*b)]) for text, a, b in pairs]
+        for name, pairs in pairs_of([*texts], [*uses], NET).items()
     }
 
 

@@ -2,15 +2,15 @@
 
 import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from qkv.learn._tokenizer import train_tokenizer
+from learn.support import tiny_bert
 from qkv.models.model import Model
-from qkv.models.untrained import fresh_model
 from training import roles
 from training.roles import (
     Measured,
@@ -22,26 +22,13 @@ from training.roles import (
     shown,
     weights_between,
 )
-from training.wordnet import Synset, WordNet
+from training.wordnet import WordNet, read
 
 SENTENCES = ["He crossed the wide river in the rain", "She read a book of his quickly, the end"]
-NOUNS = ("river", "rain", "book", "end", "home", "dog", "way")
-INDEX = {(word, "n"): (0,) for word in NOUNS} | {("home", "r"): (0,), ("quickly", "r"): (0,)}
-INDEX |= {("cross", "v"): (0,), ("be", "v"): (0,)}
-NET = WordNet(
-    [Synset("v", ("cross",), "go over", ()), Synset("n", ("river",), "water", ())],
-    INDEX,
-    {part: {} for part in "nvar"},
-    frozenset(),
-)
 
 
 def bert() -> Model:
-    tokenizer = train_tokenizer(SENTENCES * 9, "wordpiece", 120)
-    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 8}
-    config |= {"num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": len(tokenizer)}
-    config |= {"intermediate_size": 16, "max_position_embeddings": 32}
-    model = fresh_model(config, tokenizer, seed=3)
+    model = tiny_bert(SENTENCES * 9, 120, seed=3, num_hidden_layers=2)
     for name, array in model.parameters.items():
         model.parameters[name] = array * np.float32(5)
     return model
@@ -76,13 +63,13 @@ def test_word_weights_are_sums_over_keys_and_means_over_queries() -> None:
 
 
 def test_relations_are_measured_with_and_without_masked_words(
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = bert()
-    texts = ["the wide river", "the old dog", "one two three"]
+    texts = ["the wide ox", "the old oxen", "one two three"]
     monkeypatch.setattr(roles, "held_out_sentences", lambda *_: texts)
     monkeypatch.setattr(WordNet, "uses", lambda *_: iter(()))
-    found = relations(model, NET, 1)
+    found = relations(model, read(folder), 1)
     assert [name for name, one in found.items() if one.pairs] == [
         "article to noun",
         "noun to article",
@@ -91,12 +78,7 @@ def test_relations_are_measured_with_and_without_masked_words(
     ]
     for name, looks, at, words in (
         ("article to noun", 0, 2, texts),
-        (
-            "hidden article to noun",
-            0,
-            2,
-            ["[MASK] wide river", "[MASK] old dog", "[MASK] two three"],
-        ),
+        ("hidden article to noun", 0, 2, ["[MASK] wide ox", "[MASK] old oxen", "[MASK] two three"]),
         ("hidden noun to article", 2, 0, ["the wide [MASK]", "the old [MASK]", "one two [MASK]"]),
     ):
         weights = []
@@ -114,12 +96,14 @@ def test_relations_are_measured_with_and_without_masked_words(
         np.testing.assert_allclose(found[name].other, weights[2], rtol=1e-5)
 
 
-def test_no_word_is_masked_for_models_without_a_mask_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_word_is_masked_for_models_without_a_mask_token(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = bert()
     monkeypatch.setattr(roles, "held_out_sentences", lambda *_: SENTENCES)
     monkeypatch.setattr(WordNet, "uses", lambda *_: iter(()))
     monkeypatch.setattr(type(model.tokenizer), "mask", None)
-    assert not any(name.startswith("hidden") for name in relations(model, NET, 1))
+    assert not any(name.startswith("hidden") for name in relations(model, read(folder), 1))
 
 
 def test_compared_gives_means_and_an_interval() -> None:
@@ -183,10 +167,10 @@ def test_what_a_card_says() -> None:
     ]
 
 
-def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = bert()
     monkeypatch.setattr(roles.qkv, "load", lambda _: model)
-    monkeypatch.setattr(roles, "read", lambda _: NET)
+    monkeypatch.setattr(roles, "read", lambda _: read(folder))
     monkeypatch.setattr(roles, "held_out_sentences", lambda *_: SENTENCES)
     monkeypatch.setattr(WordNet, "uses", lambda *_: iter(()))
     said: list[str] = []

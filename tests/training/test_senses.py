@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qkv.learn._tokenizer import train_tokenizer
+from learn.support import tiny_bert
 from qkv.models.model import Model
-from qkv.models.untrained import fresh_model
 from training import senses
 from training.senses import auc, heads, masked_tokens, masked_words, shown, vectors
 from training.wordnet import Synset, Use, WordNet
@@ -15,12 +14,8 @@ from training.wordnet import Synset, Use, WordNet
 SENTENCES = ["The cat sat on the mat.", "I love you today.", "I sat on the bank of the river."]
 
 
-def bert() -> Model:
-    tokenizer = train_tokenizer(SENTENCES * 9, "wordpiece", 80)
-    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "vocab_size": 80}
-    config |= {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config |= {"intermediate_size": 16, "max_position_embeddings": 16}
-    model = fresh_model(config, tokenizer, seed=3)
+def bert(says: str | None = None) -> Model:
+    model = tiny_bert(SENTENCES * 9, 80, seed=3, says=says, max_position_embeddings=16)
     for name, array in model.parameters.items():
         model.parameters[name] = array * np.float32(5)
     return model
@@ -48,24 +43,19 @@ def test_heads_are_means_over_all_tokens() -> None:
     model = bert()
     found = heads(model, SENTENCES)
     patterns = [model.trace(text).pattern(layer=0, head=1) for text in SENTENCES]
-    previous = np.concatenate([np.diagonal(one, -1) for one in patterns])
-    following = np.concatenate([np.diagonal(one, 1) for one in patterns])
-    bits = [-(one * np.log2(one)).sum(1) / np.log2(len(one)) for one in patterns]
-    assert (found[1]["layer"], found[1]["head"]) == (0, 1)
-    assert found[1]["previous"] == pytest.approx(previous.mean(), rel=1e-5)
-    assert found[1]["next"] == pytest.approx(following.mean(), rel=1e-5)
-    assert found[1]["first"] == pytest.approx(
-        np.concatenate([one[:, 0] for one in patterns]).mean(), rel=1e-5
-    )
-    assert found[1]["last"] == pytest.approx(
-        np.concatenate([one[:, -1] for one in patterns]).mean(), rel=1e-5
-    )
-    assert found[1]["uniform"] == pytest.approx(np.concatenate(bits).mean(), rel=1e-5)
     cat, love, bank = (np.eye(len(one), dtype=bool) for one in patterns)
     cat[1, 5] = cat[5, 1] = True  # "the ... the"
     bank[4, 7] = bank[7, 4] = True
-    same = [(one * cells).sum(1) for one, cells in zip(patterns, (cat, love, bank), strict=True)]
-    assert found[1]["same"] == pytest.approx(np.concatenate(same).mean(), rel=1e-5)
+    values = {
+        "previous": [np.diagonal(one, -1) for one in patterns],
+        "next": [np.diagonal(one, 1) for one in patterns],
+        "first": [one[:, 0] for one in patterns],
+        "last": [one[:, -1] for one in patterns],
+        "uniform": [-(one * np.log2(one)).sum(1) / np.log2(len(one)) for one in patterns],
+        "same": [(x * cells).sum(1) for x, cells in zip(patterns, (cat, love, bank), strict=True)],
+    }
+    expected = {name: np.concatenate(each).mean() for name, each in values.items()}
+    assert found[1] == pytest.approx({"layer": 0, "head": 1, **expected}, rel=1e-5)
 
 
 def test_the_nearest_definition_is_the_sense(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,12 +85,7 @@ def test_the_nearest_definition_is_the_sense(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_masked_words_are_named_by_the_bias_of_the_head() -> None:
-    model = bert()
-    tokenizer = model.tokenizer
-    assert tokenizer is not None
-    bias = np.zeros(80, np.float32)
-    bias[tokenizer.vocabulary["bank"]] = 1e6  # predicts "bank" for every text
-    model.parameters["head.out_proj.bias"] = bias
+    model = bert(says="bank")
     every = masked_words(model, ["bank"] * 3 + ["bank bank the bank"])
     assert (every["top1"], every["words"]) in ((1.0, 4), (0.75, 4))
     found = masked_words(model, ["bank"] * 2 + ["cat"])
@@ -108,32 +93,19 @@ def test_masked_words_are_named_by_the_bias_of_the_head() -> None:
 
 
 def test_tokens_are_masked_singly_and_words_with_all_subwords() -> None:
-    model = bert()
-    tokenizer = model.tokenizer
-    subwords = tokenizer.tokenize("banktoday").tokens[1:-1]
+    model = bert(says="bank")
+    subwords = model.tokenizer.tokenize("banktoday").tokens[1:-1]
     assert subwords[0] == "bank"
     assert len(subwords) > 1
-    bias = np.zeros(80, np.float32)
-    bias[tokenizer.vocabulary["bank"]] = 1e6
-    model.parameters["head.out_proj.bias"] = bias
     texts = ["banktoday"] * 200
     # the model predicts only the subword "bank" right
     assert masked_words(model, texts) == {"top1": 0.0, "words": 200}
     found = masked_tokens(model, texts)
     assert found["tokens"] == 200
     assert found["top1"] == pytest.approx(1 / len(subwords), abs=0.1)
-    text = shown(
-        {
-            "model": "x",
-            "uses": 1,
-            "pairs": 1,
-            "pairs_of_one_sense": 1,
-            "layers": {},
-            "chance": {"sense": 0.5, "auc": 0.5},
-            "heads": [],
-            "masked": {"top1": 0.25, "words": 400},
-            "masked tokens": None,
-        }
-    )
+    about = {"model": "x", "layers": {}, "heads": [], "chance": {"sense": 0.5, "auc": 0.5}}
+    about |= dict.fromkeys(("uses", "pairs", "pairs_of_one_sense"), 1)
+    about |= {"masked": {"top1": 0.25, "words": 400}, "masked tokens": None}
+    text = shown(about)
     assert "masked words: 25.0% (21.0 to 29.5) of 400 named" in text
     assert "masked tokens: no head" in text

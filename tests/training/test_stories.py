@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.learn._tokenizer import train_tokenizer
+from learn.support import tiny_bert
 from qkv.models.model import Model
-from qkv.models.untrained import fresh_model
 from training import stories, told
 from training.frames import MASK, Repeats, candidates
 from training.stories import Found, main, search
@@ -49,15 +48,12 @@ def wordnet(words: str) -> WordNet:
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    tokenizer = train_tokenizer([f"{WORDS} {CONTENT} ."] * 9, "wordpiece", 300)
-    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 16}
-    config |= {"num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": len(tokenizer)}
-    config |= {"intermediate_size": 32, "max_position_embeddings": 32}
-    found = fresh_model(config, tokenizer, seed=1)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 32}
+    found = tiny_bert([f"{WORDS} {CONTENT} ."] * 9, 300, seed=1, **sizes)
     for name, array in found.parameters.items():
         found.parameters[name] = array * np.float32(30 if array.ndim == 2 else 1)
-    bias = np.full(len(tokenizer), -20, np.float32)
-    bias[[tokenizer.vocabulary[word] for word in f"{CONTENT} the".split()]] = 0
+    bias = np.full(len(found.tokenizer), -20, np.float32)
+    bias[[found.tokenizer.vocabulary[word] for word in f"{CONTENT} the".split()]] = 0
     found.parameters["head.out_proj.bias"] = bias
     return found
 

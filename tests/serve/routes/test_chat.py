@@ -1,11 +1,10 @@
 """Tests of `POST /v1/chat/completions`: answers to OpenAI's client, against `model.chat`."""
 
-import asyncio
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -13,11 +12,10 @@ from starlette.testclient import TestClient
 
 import qkv
 from models.decoders import EOS, POSITIONS, gpt2, writer
-from models.tasks.test_chat import ASKED, PROMPT, TEMPLATE, with_template
-from qkv.serve.app import create_app
-from qkv.serve.settings import Settings
+from models.tasks.test_chat import ASKED, PROMPT, with_template
 
-from ..conftest import Inside, inside, wait_until
+from ..conftest import Inside, app_client, inside, refused
+from .test_completions import OPTIONS, ask_together
 
 TALK = [
     {"role": "system", "content": "briefly"},
@@ -47,24 +45,8 @@ def client(server: Inside) -> Iterator[openai.OpenAI]:
         yield found
 
 
-def post(client: TestClient, **body: Any) -> Any:
-    response = client.post("/v1/chat/completions", json={"messages": ASKED, **body})
-    assert response.status_code in (200, 400), response.text
-    return response.json()
-
-
-def refused(client: TestClient, **body: Any) -> tuple[str, str]:
-    """Return the wrong key and the message of an error."""
-    error = post(client, **body)["error"]
-    return error["param"], error["message"]
-
-
-OPTIONS: list[dict[str, Any]] = [
-    {"temperature": 0},
-    {"temperature": 0.8, "seed": 5},
-    {"temperature": 1.5, "seed": 0, "top_p": 0.7},
-    {"temperature": 0, "stop": ["\u00a2"]},
-]
+def post(client: TestClient, **body: Any) -> httpx.Response:
+    return client.post("/v1/chat/completions", json={"messages": ASKED, **body})
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -162,14 +144,13 @@ def test_words_arrive_one_by_one_with_their_tokens(tmp_path: Path) -> None:
 
 def test_without_a_limit_an_answer_may_fill_the_model(model: qkv.Model) -> None:
     read = len(model.tokenizer.apply_chat_template(ASKED, add_generation_prompt=True))
-    with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
-        assert post(client)["usage"]["total_tokens"] == POSITIONS
-    settings = Settings(new_tokens=7)
-    with TestClient(create_app(model, settings), base_url="http://127.0.0.1") as client:
-        assert post(client)["usage"]["total_tokens"] == read + 7
+    with app_client(model) as client:
+        assert post(client).json()["usage"]["total_tokens"] == POSITIONS
+    with app_client(model, new_tokens=7) as client:
+        assert post(client).json()["usage"]["total_tokens"] == read + 7
         for key in ("max_tokens", "max_completion_tokens"):
-            assert refused(client, **{key: 8})[0] == key
-            assert post(client, **{key: 7})["usage"]["completion_tokens"] == 7
+            refused(post(client, **{key: 8}), key)
+            assert post(client, **{key: 7}).json()["usage"]["completion_tokens"] == 7
 
 
 def test_parts_and_developers_are_read(client: openai.OpenAI, model: qkv.Model) -> None:
@@ -211,11 +192,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 def test_a_wrong_request_is_refused(
     model: qkv.Model, body: dict[str, Any], key: str, words: str
 ) -> None:
-    with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
-        param, message = refused(client, **body)
-        assert param == key
-        assert message.startswith("chat/completions: ")
-        assert words in message
+    with app_client(model) as client:
+        assert refused(post(client, **body), key, words).startswith("chat/completions: ")
 
 
 def test_models_that_cannot_chat_are_refused(tmp_path: Path) -> None:
@@ -227,8 +205,8 @@ def test_models_that_cannot_chat_are_refused(tmp_path: Path) -> None:
         (bare, "model_does_not_chat", "bare has no chat template"),
         (refusing, None, "the chat template refuses the messages: no such role"),
     ):
-        with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
-            error = post(client)["error"]
+        with app_client(model) as client:
+            error = post(client).json()["error"]
             assert error["code"] == code
             assert words in error["message"]
 
@@ -245,7 +223,6 @@ def test_conversations_share_forward_passes_with_completions(
     ]
     plain: dict[str, Any] = {"model": "", "temperature": 0, "max_tokens": 9}
     with inside(model) as server:
-        url = f"http://127.0.0.1:{server.port}/v1"
 
         async def ask(client: openai.AsyncOpenAI, one: Any) -> str | None:
             if isinstance(one, str):
@@ -254,23 +231,9 @@ def test_conversations_share_forward_passes_with_completions(
             answer = await client.chat.completions.create(messages=one, **plain)
             return answer.choices[0].message.content
 
-        async def ask_all() -> list[str | None]:
-            async with openai.AsyncOpenAI(base_url=url, api_key="none") as client:
-                return await asyncio.gather(*(ask(client, one) for one in asked))
-
         passes.clear()
-        with ThreadPoolExecutor(1) as pool:
-            with server.held():
-                answers = pool.submit(asyncio.run, ask_all())
-                wait_until(lambda: server.worker.waiting == 1 + len(asked))
-            assert answers.result(60) == expected
+        assert ask_together(server, ask, asked) == expected
     # every new token but the first of each request
     assert sum(map(sum, passes)) == 5 * 8
     assert max(map(len, passes)) >= 4
     assert len(passes) < 20
-
-
-def test_the_template_of_these_tests_writes_the_prompt_of_writer(model: qkv.Model) -> None:
-    assert model.tokenizer.chat_template == TEMPLATE
-    text = model.tokenizer.apply_chat_template(ASKED, add_generation_prompt=True, tokenize=False)
-    assert text == PROMPT

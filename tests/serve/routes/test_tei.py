@@ -15,11 +15,10 @@ from huggingface_hub.errors import HfHubHTTPError
 from starlette.testclient import TestClient
 
 import qkv
-from models.support import Folder, cross_encoder
-from qkv.serve.app import create_app
+from models.support import Folder
 from qkv.serve.settings import Settings
 
-from ..conftest import inside, keys_in, wait_until
+from ..conftest import app_client, inside, keys_in, refused, wait_until
 from ..test_keys import PROMPTS, with_prompts
 
 TEXTS = ["the cat sat.", "a dog ran", "the mat"]
@@ -34,20 +33,14 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> qkv.Model:
 
 
 @pytest.fixture(scope="module")
-def ranker(tmp_path_factory: pytest.TempPathFactory) -> qkv.Model:
-    return qkv.load(cross_encoder(tmp_path_factory.mktemp("model") / "ranks").path)
-
-
-@pytest.fixture(scope="module")
 def client(encoder: qkv.Model) -> Iterator[TestClient]:
-    settings = Settings(inputs=8, tokens=60)
-    with TestClient(create_app(encoder, settings), base_url="http://127.0.0.1") as found:
+    with app_client(encoder, inputs=8, tokens=60) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def ranking(ranker: qkv.Model) -> Iterator[TestClient]:
-    with TestClient(create_app(ranker), base_url="http://127.0.0.1") as found:
+    with app_client(ranker) as found:
         yield found
 
 
@@ -57,12 +50,9 @@ def ask(client: TestClient, path: str, **body: Any) -> Any:
     return response.json()
 
 
-def refused(client: TestClient, path: str, **body: Any) -> tuple[str, str]:
-    """Return the wrong key and the message of an error."""
-    response = client.post(path, json=body)
-    assert response.status_code == 400, response.text[:300]
-    error = response.json()["error"]
-    return error["param"], error["message"]
+def refuses(client: TestClient, path: str, key: str, *words: str, **body: Any) -> str:
+    """Check that a body is refused because of a key; return the error's message."""
+    return refused(client.post(path, json=body), key, *words)
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -73,20 +63,19 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 def test_vectors_are_those_of_encode(client: TestClient, encoder: qkv.Model, path: str) -> None:
     expected = encoder.encode(TEXTS)
     assert np.abs(np.linalg.norm(expected, axis=1) - 1).min() > 0.1
-    close: dict[str, Any] = {"rtol": 0, "atol": 1e-6}
-    np.testing.assert_allclose(ask(client, path, inputs=TEXTS), unit(expected), **close)
-    np.testing.assert_allclose(ask(client, path, inputs=TEXTS[1]), unit(expected[1:2]), **close)
     ids = [encoder.tokenize(text).ids.tolist() for text in TEXTS]
-    np.testing.assert_allclose(ask(client, path, inputs=ids), unit(expected), **close)
-    raw = ask(client, path, inputs=TEXTS, normalize=False)
-    np.testing.assert_allclose(raw, expected, rtol=1e-5, atol=1e-6)
-    short = ask(client, path, inputs=TEXTS, dimensions=5)
-    np.testing.assert_allclose(short, unit(expected[:, :5]), **close)
-    short = ask(client, path, inputs=TEXTS, dimensions=5, normalize=False)
-    np.testing.assert_allclose(short, expected[:, :5], rtol=1e-5, atol=1e-6)
-    asked = unit(encoder.encode(TEXTS, prompt_name="query"))
-    found = ask(client, path, inputs=TEXTS, prompt_name="query")
-    np.testing.assert_allclose(found, asked, **close)
+    for body, vectors in (
+        ({}, unit(expected)),
+        ({"inputs": TEXTS[1]}, unit(expected[1:2])),
+        ({"inputs": ids}, unit(expected)),
+        ({"normalize": False}, expected),
+        ({"dimensions": 5}, unit(expected[:, :5])),
+        ({"dimensions": 5, "normalize": False}, expected[:, :5]),
+        ({"prompt_name": "query"}, unit(encoder.encode(TEXTS, prompt_name="query"))),
+    ):
+        close = {"rtol": 1e-5 if "normalize" in body else 0, "atol": 1e-6}
+        found = ask(client, path, **{"inputs": TEXTS, **body})
+        np.testing.assert_allclose(found, vectors, **close, err_msg=str(body))
 
 
 def test_without_normalize_the_last_module_does_not_scale(tmp_path: Path) -> None:
@@ -94,7 +83,7 @@ def test_without_normalize_the_last_module_does_not_scale(tmp_path: Path) -> Non
     folder.write()
     folder.sentence({"pooling_mode": "mean"}, normalize=True)
     model = qkv.load(folder.path)
-    with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
+    with app_client(model) as client:
         raw = ask(client, "/embed", inputs=TEXTS, normalize=False)
         np.testing.assert_allclose(
             raw, model.encode(TEXTS, normalize_embeddings=False), rtol=1e-5, atol=1e-6
@@ -121,9 +110,7 @@ def test_without_normalize_the_last_module_does_not_scale(tmp_path: Path) -> Non
 def test_wrong_requests_for_vectors(
     client: TestClient, body: dict[str, Any], key: str, words: str
 ) -> None:
-    param, message = refused(client, "/embed", **body)
-    assert param == key
-    assert words in message
+    refuses(client, "/embed", key, words, **body)
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/"])
@@ -145,20 +132,18 @@ def test_texts_are_ranked_as_tei_ranks_them(
 def test_documents_are_ranked_as_at_v1_rerank(ranking: TestClient, path: str) -> None:
     body = {"query": QUERY, "documents": TEXTS, "top_n": 2, "return_documents": True}
     assert ask(ranking, path, **body) == ask(ranking, "/v1/rerank", **body)
-    assert refused(ranking, path, **body, texts=TEXTS)[0] == "texts"
+    refuses(ranking, path, "texts", **body, texts=TEXTS)
 
 
 def test_wrong_requests_to_rank(client: TestClient, ranking: TestClient) -> None:
-    assert refused(client, "/rerank", query=QUERY, texts=TEXTS)[0] == "model"
-    assert (
-        refused(ranking, "/rerank", query=QUERY)[1]
-        == "/rerank: texts is missing; pass a list of texts"
-    )
-    assert refused(ranking, "/rerank", query=QUERY, texts=TEXTS, top_n=1)[0] == "top_n"
+    refuses(client, "/rerank", "model", query=QUERY, texts=TEXTS)
+    message = refuses(ranking, "/rerank", "texts", query=QUERY)
+    assert message == "/rerank: texts is missing; pass a list of texts"
+    refuses(ranking, "/rerank", "top_n", query=QUERY, texts=TEXTS, top_n=1)
     long = ["a", "the " * 30]
     assert len(ask(ranking, "/rerank", query=QUERY, texts=long)) == 2
-    param, message = refused(ranking, "/rerank", query=QUERY, texts=long, truncate=False)
-    assert (param, message[:17]) == ("texts", "/rerank: texts[1]")
+    message = refuses(ranking, "/rerank", "texts", query=QUERY, texts=long, truncate=False)
+    assert message.startswith("/rerank: texts[1]")
 
 
 def test_tokens_have_their_positions(client: TestClient, encoder: qkv.Model) -> None:
@@ -179,19 +164,16 @@ def test_tokens_have_their_positions(client: TestClient, encoder: qkv.Model) -> 
     assert bare == first[1:-1]
     [asked] = ask(client, "/tokenize", inputs="the", prompt_name="query")
     assert [token["text"] for token in asked[1:-1]] == ["a", "cat", "the"]
-    assert refused(client, "/tokenize", inputs="the " * 60)[0] == "inputs"
-    assert refused(client, "/tokenize", inputs="a" * (2**20 + 1))[0] == "inputs"
-    assert refused(client, "/tokenize", inputs=[3])[0] == "inputs"
-    assert (
-        refused(client, "/tokenize", inputs=["a"] * 9)[1]
-        == "input has 9 texts: send at most 8 in one request"
-    )
+    for wrong in ("the " * 60, "a" * (2**20 + 1), [3]):
+        refuses(client, "/tokenize", "inputs", inputs=wrong)
+    message = refuses(client, "/tokenize", "input", inputs=["a"] * 9)
+    assert message == "input has 9 texts: send at most 8 in one request"
 
 
 def test_answers_that_exceed_the_memory_are_refused_before_they_are_computed(
     encoder: qkv.Model,
 ) -> None:
-    with TestClient(create_app(encoder, Settings(memory=1000)), base_url="http://localhost") as it:
+    with app_client(encoder, memory=1000) as it:
         wait_until(lambda: it.get("/readyz").status_code == 200)
         [before] = re.findall(r"^qkv_texts .*$", it.get("/metrics").text, re.M)
         many = ["a"] * 1500  # for each text, at least 72 bytes of numbers, or 3 tokens
@@ -206,7 +188,7 @@ def test_answers_that_exceed_the_memory_are_refused_before_they_are_computed(
         assert before in it.get("/metrics").text
         assert "qkv_held_bytes 0.0" in it.get("/metrics").text
         assert it.post("/embed", json={"inputs": ["a"] * 9}).status_code == 200
-    with TestClient(create_app(encoder, Settings(answer=1000)), base_url="http://localhost") as it:
+    with app_client(encoder, answer=1000) as it:
         assert it.post("/tokenize", json={"inputs": "a"}).status_code == 200
         answer = it.post("/tokenize", json={"inputs": many})
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "answer_too_large")
@@ -221,12 +203,11 @@ def test_info_describes_the_model(client: TestClient, ranking: TestClient) -> No
 
 
 def test_health_needs_no_key_and_the_model_does(encoder: qkv.Model, tmp_path: Path) -> None:
-    settings = Settings(keys=keys_in(tmp_path, "k"))
-    with TestClient(create_app(encoder, settings), base_url="http://127.0.0.1") as client:
+    with app_client(encoder, keys=keys_in(tmp_path, "k")) as client:
         assert client.get("/").status_code == 200
-        for path, body in (("/", TEXTS), ("/embed", TEXTS), ("/tokenize", TEXTS)):
-            assert client.post(path, json={"inputs": body}).status_code == 401
-            assert client.post(path, json={"inputs": body}, headers=KEY).status_code == 200
+        for path in ("/", "/embed", "/tokenize"):
+            assert client.post(path, json={"inputs": TEXTS}).status_code == 401
+            assert client.post(path, json={"inputs": TEXTS}, headers=KEY).status_code == 200
         assert client.get("/info").status_code == 401
         wait_until(lambda: client.get("/readyz").status_code == 200)
         assert client.get("/health", headers={"Host": "10.0.0.1"}).status_code == 200
