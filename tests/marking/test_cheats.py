@@ -2,20 +2,16 @@
 
 import sys
 
-import numpy as np
 import pytest
 
 import qkv
-from qkv_marking import check, check_file
+from qkv_marking import check
+
+from .files.test_check_file import SOFTMAX, only
+from .formulas import scaled
 
 pytestmark = pytest.mark.usefixtures("quick")
 
-RIGHT = """
-import numpy as np
-def softmax(x):
-    e = np.exp(x - x.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
-"""
 BACK = "import numpy as np\ndef softmax(x):\n    return x\n"
 # a fake scipy or torch, so that the tests need neither
 LIBRARY = '''
@@ -142,11 +138,9 @@ CHEATS = {
 
 @pytest.mark.attack
 @pytest.mark.parametrize("cheat", CHEATS)
-def test_a_cheat_earns_nothing(tmp_path, cheat):
+def test_a_cheat_earns_nothing(file, cheat):
     source, helper = CHEATS[cheat]
-    path = tmp_path / "mine.py"
-    path.write_text(source)
-    (result,) = check_file(path, seconds=300)  # one cheat loads qkv at each call
+    result = only(file(source), seconds=300)  # one cheat loads qkv at each call
     assert (result.points, result.passed) == (0, False), str(result)
     if helper is None:
         assert result.helped_by == ()
@@ -161,11 +155,10 @@ def answer_of_qkv(q, k, v):
 
 
 def own_attention(q, k, v):
-    scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
-    return qkv.softmax(scores) @ v
+    return qkv.softmax(scaled(q, k)) @ v
 
 
-def test_qkv_check_names_the_call_as_the_command_does(tmp_path):
+def test_qkv_check_names_the_call_as_the_command_does(file):
     result = check(answer_of_qkv)
     assert (result.points, result.mistakes) == (0, ("answered-by-library",))
     assert result.helped_by == ("qkv.attention",)
@@ -173,34 +166,27 @@ def test_qkv_check_names_the_call_as_the_command_does(tmp_path):
     assert check(qkv.softmax, task="softmax").points == 0
     assert (check(own_attention).points, check(own_attention).helped_by) == (10, ())
     assert sys.getprofile() is None
-    path = tmp_path / "mine.py"
-    path.write_text("import qkv\ndef attention(q, k, v):\n    return qkv.attention(q, k, v)")
-    (marked,) = check_file(path)
+    source = "import qkv\ndef attention(q, k, v):\n    return qkv.attention(q, k, v)"
+    marked = only(file(source))
     assert (marked.points, marked.helped_by) == (result.points, result.helped_by)
 
 
-def test_threads_are_no_processes(tmp_path):
+def test_threads_are_no_processes(file):
     source = "import concurrent.futures as futures\npool = futures.ThreadPoolExecutor(1)\n"
-    path = tmp_path / "mine.py"
-    path.write_text(RIGHT + source + "own = softmax\ndef softmax(x):\n"
-                    "    return pool.submit(own, x).result()")  # fmt: skip
-    (result,) = check_file(path)
+    source += "own = softmax\ndef softmax(x):\n    return pool.submit(own, x).result()"
+    result = only(file(SOFTMAX + source))
     assert (result.points, result.helped_by) == (10, ())
 
 
-def test_an_own_solution_keeps_its_points_despite_importing_qkv(tmp_path):
-    path = tmp_path / "mine.py"
-    loud = RIGHT.replace("    return", "    print('softmax')\n    return")
-    path.write_text("import qkv\nqkv.softmax([1.0, 2.0])\n" + loud)
-    (result,) = check_file(path)
+def test_an_own_solution_keeps_its_points_despite_importing_qkv(file):
+    loud = SOFTMAX.replace("    return", "    print('softmax')\n    return")
+    result = only(file("import qkv\nqkv.softmax([1.0, 2.0])\n" + loud))
     assert (result.points, result.helped_by) == (10, ())
 
 
 @pytest.mark.parametrize("library", ["scipy", "qkv"])
-def test_attention_may_call_a_library_softmax(tmp_path, library):
+def test_attention_may_call_a_library_softmax(file, library):
     source = "import numpy as np\ndef attention(q, k, v):\n"
     source += f"    return {library}.softmax(q @ np.swapaxes(k, -1, -2) / q.shape[-1] ** 0.5) @ v"
-    path = tmp_path / "mine.py"
-    path.write_text((SCIPY if library == "scipy" else "import qkv\n") + source)
-    (result,) = check_file(path)
+    result = only(file((SCIPY if library == "scipy" else "import qkv\n") + source))
     assert (result.points, result.helped_by) == (10, ())

@@ -14,43 +14,21 @@ from qkv.attend import attention
 from qkv_marking import check
 from qkv_marking._library_calls import Watch
 from qkv_marking.tasks import TASKS
-from qkv_marking.tasks.attention.mistakes import (
-    FORMULA,
-)
+from qkv_marking.tasks.attention.mistakes import FORMULA
 from qkv_marking.tasks.attention.steps import Trial, answer, cases, compute
 
+from .formulas import hide, join, plain, scaled, softmax, split
 from .written import marked, planted, plantings
 
 X = "x,w_q,w_k,w_v"
 
 
-def softmax(x):
-    e = np.exp(x - x.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
-
-
-def scaled(q, k):
-    return q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
-
-
 # -- right answers --------------------------------------------------------------------------------
-
-
-def plain(q, k, v):
-    return softmax(scaled(q, k)) @ v
 
 
 def with_output_and_weights(q, k, v):
     weights = softmax(scaled(q, k))
     return weights @ v, weights
-
-
-def hide(scores, visible):
-    scores = np.where(visible, scores, -np.inf)
-    top = np.max(scores, axis=-1, keepdims=True)
-    e = np.exp(scores - np.where(np.isfinite(top), top, 0))
-    total = e.sum(axis=-1, keepdims=True)
-    return e / np.where(total == 0, 1, total)
 
 
 def with_mask(q, k, v, mask=None):
@@ -100,15 +78,8 @@ def that_refuses_whole_numbers(q, k, v):
 
 
 def of_this_package(query, key, value, attn_mask=None, *, is_causal=False, q_offset=None):
-    return attention(
-        query,
-        key,
-        value,
-        attn_mask,
-        is_causal=is_causal,
-        q_offset=q_offset,
-        return_weights=True,
-    )
+    options = {"is_causal": is_causal, "q_offset": q_offset}
+    return attention(query, key, value, attn_mask, **options, return_weights=True)
 
 
 def with_mask_added(q, k, v, mask=None):
@@ -223,15 +194,6 @@ def project_in_einsum(x, w_q, w_k, w_v):
     return with_output_and_weights(q, k, v)
 
 
-def split(a, heads):
-    return a.reshape(*a.shape[:-1], heads, -1).swapaxes(-2, -3)
-
-
-def join(a):
-    a = a.swapaxes(-2, -3)
-    return a.reshape(*a.shape[:-2], -1)
-
-
 def several_heads(x, w_q, w_k, w_v, num_heads=1):
     q, k, v = (split(x @ w, num_heads) for w in (w_q, w_k, w_v))
     weights = softmax(scaled(q, k))
@@ -244,16 +206,11 @@ def weights_averaged_over_heads(x, w_q, w_k, w_v, num_heads=1):
 
 
 def one_head_after_another(x, w_q, w_k, w_v, n_heads, mask=None, causal=False):
-    def columns(w):
-        return np.split(w, n_heads, axis=1)
-
     if causal:
         lower = np.tril(np.ones((x.shape[-2], x.shape[-2]), dtype=bool))
         mask = lower if mask is None else mask & lower
-    outs = [
-        with_mask(x @ a, x @ b, x @ c, mask)
-        for a, b, c in zip(columns(w_q), columns(w_k), columns(w_v), strict=True)
-    ]
+    columns = zip(*(np.split(w, n_heads, axis=1) for w in (w_q, w_k, w_v)), strict=True)
+    outs = [with_mask(x @ a, x @ b, x @ c, mask) for a, b, c in columns]
     return np.concatenate(outs, axis=-1)
 
 
@@ -262,17 +219,13 @@ def heads_with_an_added_mask(x, w_q, w_k, w_v, mask=None, num_heads=1):
     return join(with_mask_added(q, k, v, mask))
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        project,
-        project_in_einsum,
-        several_heads,
-        weights_averaged_over_heads,
-        one_head_after_another,
-        heads_with_an_added_mask,
-    ],
-)
+OF_WORDS = [
+    *(project, project_in_einsum, several_heads, weights_averaged_over_heads),
+    *(one_head_after_another, heads_with_an_added_mask),
+]
+
+
+@pytest.mark.parametrize("function", OF_WORDS)
 def test_right_function_of_word_vectors_passes(function):
     result = check(function, signature=X)
     assert result.passed, str(result)
@@ -375,18 +328,12 @@ def scaled_by(number):
 
 def into_square_scores(q, k, v):
     tokens = len(q)
-    scores = np.zeros((tokens, tokens))
-    for i in range(tokens):
-        for j in range(tokens):
-            scores[i, j] = q[i] @ k[j] / np.sqrt(q.shape[1])
-    return softmax(scores) @ v
+    scores = [[q[i] @ k[j] / np.sqrt(q.shape[1]) for j in range(tokens)] for i in range(tokens)]
+    return softmax(np.array(scores)) @ v
 
 
 def that_scales_the_callers_queries(q, k, v):
-    if q.dtype.kind == "f":
-        q /= np.sqrt(q.shape[-1])
-    else:
-        q = q / np.sqrt(q.shape[-1])
+    q = np.divide(q, np.sqrt(q.shape[-1]), out=q if q.dtype.kind == "f" else None)
     return softmax(q @ np.swapaxes(k, -1, -2)) @ v
 
 
@@ -415,19 +362,13 @@ WRONG_BATCH = [
     ("batch-transpose", lambda q, k, v: softmax(q @ k.T / np.sqrt(q.shape[-1])) @ v),
     ("batch-axis", attend(weights_of=axes(1, 1))),
     ("batch-axis", attend(weights_of=axes(-1, 1))),
-    (
-        "batch-axis",
-        attend(weights_of=lambda s: sum_with_none(np.exp(s - s.max(axis=-1)[:, None]))),
-    ),
-    (
-        "batch-axis",
-        attend(weights_of=lambda s: sum_with_none(np.exp(s - s.max(axis=-1, keepdims=True)))),
-    ),
+    ("batch-axis", attend(weights_of=lambda s: with_none(np.exp(s - s.max(axis=-1)[:, None])))),
+    ("batch-axis", attend(weights_of=lambda s: with_none(np.exp(s - s.max(-1, keepdims=True))))),
     ("batch-wrong", attend(scaled_by(lambda q, k: q.shape[1] ** -0.5))),
 ]
 
 
-def sum_with_none(e):
+def with_none(e):
     return e / e.sum(axis=-1)[:, None]
 
 
@@ -485,43 +426,28 @@ def with_maximum_of_the_keys_it_sees(q, k, v, mask=None):
     return out
 
 
-FRAGILE = [
-    ("softmax-no-max", in_pythons_own_math(shift=False)),
-    ("softmax-global-max", in_pythons_own_math(shift=True)),
-    ("masked-row-raises", with_maximum_of_the_keys_it_sees),
-]
-
-
 def with_mask_of_keys_of_each_text(q, k, v, mask=None):
     """Compute attention on a batch (B, L, d) with a mask of keys (B, S)."""
     scores = np.einsum("bid,bjd->bij", q, k) / np.sqrt(q.shape[-1])
     return hide(scores, True if mask is None else mask[:, None, :]) @ v
 
 
-CONVENTIONS = [("mask-per-key", with_mask_of_keys_of_each_text)]
-
-
-KINDS = {key: "fragile" for keys, _ in FRAGILE for key in keys.split()}
-KINDS |= {"tuple-order": "conventions", "mask-per-key": "conventions"}
-
-
-def sorted_out(keys):
-    """Sort the keys of findings into three groups: mistakes, fragile code, other conventions."""
-    kinds = {"mistakes": (), "fragile": (), "conventions": ()}
-    for key in keys.split():
-        kinds[KINDS.get(key, "mistakes")] += (key,)
-    return kinds
-
-
-@pytest.mark.parametrize(("keys", "function"), [*FRAGILE, *CONVENTIONS])
-def test_fragile_and_unconventional_functions_pass_and_are_named(keys, function):
+@pytest.mark.parametrize(
+    ("fragile", "conventions", "function"),
+    [
+        (("softmax-no-max",), (), in_pythons_own_math(shift=False)),
+        (("softmax-global-max",), (), in_pythons_own_math(shift=True)),
+        (("masked-row-raises",), (), with_maximum_of_the_keys_it_sees),
+        ((), ("mask-per-key",), with_mask_of_keys_of_each_text),
+    ],
+)
+def test_fragile_and_unconventional_functions_pass_and_are_named(fragile, conventions, function):
     result = check(function)
     assert result.passed, str(result)
-    assert result.mistake is None
-    kinds = sorted_out(keys)
-    assert {kind: getattr(result, kind) for kind in kinds} == kinds, str(result)
-    assert result.points == 10 - len(kinds["fragile"])
-    first = "but fragile" if kinds["fragile"] else "but follows another convention"
+    assert (result.mistake, result.mistakes) == (None, ())
+    assert (result.fragile, result.conventions) == (fragile, conventions), str(result)
+    assert result.points == 10 - len(fragile)
+    first = "but fragile" if fragile else "but follows another convention"
     assert f" is right, {first}: " in " ".join(result.message.splitlines())
     assert "\nTried: scores" in result.message
     assert {"query", "key", "value", "yours", "right"} <= result.example.keys()
@@ -530,9 +456,9 @@ def test_fragile_and_unconventional_functions_pass_and_are_named(keys, function)
 @pytest.mark.parametrize(("keys", "function"), WRONG_BATCH)
 def test_a_mistake_in_batches_counts_only_where_batches_are_asked_for(keys, function):
     result = check(function, task="batched-attention")
-    kinds = sorted_out(keys)
-    assert {kind: getattr(result, kind) for kind in kinds} == kinds, str(result)
-    assert result.points <= 8
+    mistake, *fragile = keys.split()
+    assert (result.mistakes, result.fragile) == ((mistake,), tuple(fragile)), str(result)
+    assert (result.conventions, result.points <= 8) == ((), True)
     alone = check(function, task="attention")
     assert alone.passed, str(alone)
     assert "It takes one text at a time" in alone.message
@@ -615,11 +541,12 @@ def test_example_shows_changed_inputs_weights_and_errors():
     assert check(lambda q, k, v: "context").example["yours"] == "context"
 
 
-def test_two_mistakes_at_once_are_both_named():
-    def wrong_twice(q, k, v):
-        e = np.exp(q @ k.T)
-        return e / e.sum(axis=0) @ v
+def wrong_twice(q, k, v):
+    e = np.exp(q @ k.T)
+    return e / e.sum(axis=0) @ v
 
+
+def test_two_mistakes_at_once_are_both_named():
     result = check(wrong_twice)
     assert set(result.mistakes) >= {"no-scaling", "softmax-columns"}
     assert "Also: " in result.message
@@ -685,14 +612,8 @@ def test_right_function_says_what_was_tried_and_what_it_refused():
     assert "It takes only arrays of 3 dimensions" in message
     assert "TypeError: query must be float" in check(that_refuses_whole_numbers).message
     message = check(with_everything).message
-    for tried in (
-        "a row masked out",
-        "a causal mask",
-        "both masks together",
-        "q_offset",
-        "batches",
-    ):
-        assert tried in message
+    tried = ("a row masked out", "a causal mask", "both masks together", "q_offset", "batches")
+    assert [words for words in tried if words not in message] == []
     assert "two heads" in check(several_heads, X).message
     assert "Not tried" not in message
     message = check(plain).message
@@ -742,12 +663,9 @@ def test_a_reused_output_buffer_is_named(beside):
     result = check(into_a_buffer)
     assert (result.mistakes, result.points < 9) == (("output-overwritten",), True), str(result)
     assert result.fragile == ()
-    assert not np.allclose(
-        result.example["yours after other calls"],
-        with_output_and_weights(*(result.example[name] for name in ("query", "key", "value")))[
-            beside
-        ],
-    )
+    arrays = (result.example[name] for name in ("query", "key", "value"))
+    right = with_output_and_weights(*arrays)[beside]
+    assert not np.allclose(result.example["yours after other calls"], right)
 
 
 def test_message_names_refused_masks():
@@ -852,10 +770,6 @@ def test_the_correction_of_a_convention_is_shown_at_once():
 
 
 def test_corrections_of_other_mistakes_follow_the_third_hint():
-    def wrong_twice(q, k, v):
-        e = np.exp(q @ k.T)
-        return e / e.sum(axis=0) @ v
-
     result = check(wrong_twice)
     first, *others = (
         line.removeprefix("Correction: ")
@@ -903,19 +817,35 @@ def test_something_that_cannot_be_called_is_an_error():
         check(plain(np.eye(2), np.eye(2), np.eye(2)))
 
 
+OTHER = "give all other parameters a default"
+CLASS = type("SelfAttention", (), {"__init__": lambda self, size: None})
+CALLED = r"check: <?[\w ]+>?\({}\) is called, but"
+
+
 @pytest.mark.parametrize(
-    ("function", "signature"),
+    ("function", "task", "said"),
     [
-        (project, "qkv"),
-        (plain, X),
-        (lambda q, k: q, "qkv"),
-        (lambda q, k, v, d_k: q, "qkv"),
-        (lambda q, k, v, *, dropout: q, "qkv"),
+        (project, "attention", OTHER),
+        (lambda q, k: q, "attention", OTHER),
+        (lambda q, k, v, d_k: q, "attention", OTHER),
+        (lambda q, k, v, *, dropout: q, "attention", OTHER),
+        (lambda: 0, "softmax", OTHER),
+        (lambda x, heads: x, "softmax", OTHER),
+        (lambda q, k, v: v, "mask", "no parameter for a mask"),
+        (lambda x, w_q, w_k, w_v: x, "heads", "no parameter for the number of heads"),
+        (lambda length: length, "positions", CALLED.format("length, dim")),
+        (lambda x, cache: x, "kv-cache", CALLED.format("x, cache, w_q, w_k, w_v")),
+        (CLASS, "self-attention-class", CALLED.format("embed_dim, num_heads")),
     ],
 )
-def test_function_that_takes_something_else_is_an_error(function, signature):
-    with pytest.raises(TypeError, match="give all other parameters a default"):
-        check(function, signature=signature)
+def test_function_that_takes_something_else_is_an_error(function, task, said):
+    with pytest.raises(TypeError, match=said):
+        check(function, task=task)
+
+
+def test_function_of_arrays_is_no_function_of_words():
+    with pytest.raises(TypeError, match=OTHER):
+        check(plain, signature=X)
 
 
 def test_builtin_without_a_signature_is_called_all_the_same():
@@ -934,11 +864,7 @@ def test_steps_of_the_catalogue_are_the_formula(signature):
 
 def test_answer_by_hand():
     # scores [[3, 1], [4, 1]] / sqrt(2); the weights of a row are 1 / (1 + exp(difference))
-    q, k, v = (
-        np.array([[1.0, 1], [2, 1]]),
-        np.array([[1.0, 2], [0, 1]]),
-        np.array([[1.0, 0], [3, 2]]),
-    )
+    q, k, v = np.array([[[1.0, 1], [2, 1]], [[1, 2], [0, 1]], [[1, 0], [3, 2]]])
     second = [1 / (1 + math.exp(2 / math.sqrt(2))), 1 / (1 + math.exp(3 / math.sqrt(2)))]
     right = answer(Trial({"query": q, "key": k, "value": v}))
     np.testing.assert_allclose(right.pattern, [[1 - w, w] for w in second], rtol=1e-12)

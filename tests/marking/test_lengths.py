@@ -5,6 +5,8 @@ import pytest
 
 from qkv_marking import check
 
+from .formulas import plain, scaled, softmax
+
 
 def tiled(
     size,
@@ -102,9 +104,7 @@ def test_unexplained_failures_at_large_scores_are_fragile():
 @pytest.mark.parametrize(("size", "d"), [(1.414213562, 2), (2.0, 4), (8.0, 64)])
 def test_a_fixed_scale_is_named_and_leaves_points(size, d):
     def function(q, k, v):
-        scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(d)
-        e = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        return e / e.sum(axis=-1, keepdims=True) @ v
+        return softmax(q @ np.swapaxes(k, -1, -2) / np.sqrt(d)) @ v
 
     result = check(function)
     assert (result.mistakes, result.points < 9) == (("scale-wrong",), True)
@@ -130,9 +130,7 @@ def test_blocks_that_count_queries_are_wrong_for_more_keys():
 def test_fixed_sizes_beyond_the_first_few_are_found():
     def function(q, k, v):
         weights = np.zeros((10, 10))
-        scores = q @ k.T / np.sqrt(q.shape[-1])
-        e = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights[: len(q), : len(k)] = e / e.sum(axis=-1, keepdims=True)
+        weights[: len(q), : len(k)] = softmax(scaled(q, k))
         return weights[: len(q), : len(k)] @ v
 
     result = check(function)
@@ -143,7 +141,7 @@ def test_fixed_sizes_beyond_the_first_few_are_found():
 
 def test_many_queries_are_tried_too():
     def function(q, k, v):
-        scores = q @ k.T / np.sqrt(q.shape[-1])
+        scores = scaled(q, k)
         e = np.exp(scores - scores.max(axis=-1, keepdims=True))
         e[20:] *= e[20:] > 0.5
         return e / e.sum(axis=-1, keepdims=True) @ v
@@ -155,10 +153,7 @@ def test_many_queries_are_tried_too():
 
 def test_a_mistake_for_queries_of_size_1_is_unknown():
     def function(q, k, v):
-        scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
-        e = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        out = e / e.sum(axis=-1, keepdims=True) @ v
-        return out if q.shape[-1] > 1 else out + 1
+        return plain(q, k, v) + (q.shape[-1] == 1)
 
     assert check(function).mistakes == ("unknown",)
 

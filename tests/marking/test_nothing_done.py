@@ -5,64 +5,54 @@ import pytest
 
 from qkv_marking import TASKS, check
 
+from .formulas import hide, scaled, softmax as right
+
 pytestmark = pytest.mark.attack
 
 X = "x,w_q,w_k,w_v"
-# for each task: its parameters, an array of the right shape, and the signature
+# for each task: its parameters, and an array of the right shape
 WRITTEN = [
-    ("softmax", "x", "np.zeros(x.shape)", "qkv"),
-    ("attention", "q, k, v", "np.zeros((*q.shape[:-1], v.shape[-1]))", "qkv"),
-    ("attention", "q, k, v, mask=None, is_causal=False", "np.zeros((len(q), v.shape[1]))", "qkv"),
-    ("attention", "x, w_q, w_k, w_v, num_heads=1", "np.zeros((len(x), w_v.shape[1]))", X),
-    ("mask", "q, k, v, mask", "np.zeros((*q.shape[:-1], v.shape[-1]))", "qkv"),
-    ("mask", "length", "np.zeros((length, length))", "qkv"),
-    ("heads", "x, w_q, w_k, w_v, w_o, num_heads", "np.zeros((len(x), w_o.shape[1]))", "qkv"),
-    ("heads", "x, w_q, w_k, w_v, num_heads", "np.zeros((len(x), w_v.shape[1]))", "qkv"),
-    ("positions", "length, dim", "np.zeros((length, dim))", "qkv"),
-    ("self-attention-class", "x", "np.zeros(x.shape)", "qkv"),
-    ("block", "x, parameters, num_heads=1", "np.zeros(x.shape)", "qkv"),
-    ("kv-cache", "x, cache, w_q, w_k, w_v", "np.zeros((len(x), w_v.shape[1])), cache", "qkv"),
-    ("decoder", "ids, weights, config", "np.zeros((len(ids), config['vocab_size']))", "qkv"),
-    ("recurrence-table", "length, keep", "np.zeros((length, length))", "qkv"),
-    ("score-needed", "weight, others", "np.zeros(())", "qkv"),
-    ("ids", "sentence, vocabulary", "np.zeros(len(sentence.split()), int)", "qkv"),
-    (
-        "batched-attention",
-        "query, key, value",
-        "np.zeros((*query.shape[:-1], value.shape[-1]))",
-        "qkv",
-    ),
-    ("tiles", "query, key, value, size=2", "np.zeros((len(query), value.shape[1]))", "qkv"),
-    (
-        "batched-mask",
-        "query, key, value, mask",
-        "np.zeros((*query.shape[:-1], value.shape[-1]))",
-        "qkv",
-    ),
-    ("rotation", "dim, steps", "np.zeros((dim, dim))", "qkv"),
-    ("neighbour-score", "weights, step", "np.zeros(())", "qkv"),
-    ("closeness", "heads", "np.zeros(())", "qkv"),
-    ("softmax-back", "weights, d_weights", "np.zeros(weights.shape)", "qkv"),
+    ("softmax", "x", "np.zeros(x.shape)"),
+    ("attention", "q, k, v", "np.zeros((*q.shape[:-1], v.shape[-1]))"),
+    ("attention", "q, k, v, mask=None, is_causal=False", "np.zeros((len(q), v.shape[1]))"),
+    ("attention", "x, w_q, w_k, w_v, num_heads=1", "np.zeros((len(x), w_v.shape[1]))"),
+    ("mask", "q, k, v, mask", "np.zeros((*q.shape[:-1], v.shape[-1]))"),
+    ("mask", "length", "np.zeros((length, length))"),
+    ("heads", "x, w_q, w_k, w_v, w_o, num_heads", "np.zeros((len(x), w_o.shape[1]))"),
+    ("heads", "x, w_q, w_k, w_v, num_heads", "np.zeros((len(x), w_v.shape[1]))"),
+    ("positions", "length, dim", "np.zeros((length, dim))"),
+    ("self-attention-class", "x", "np.zeros(x.shape)"),
+    ("block", "x, parameters, num_heads=1", "np.zeros(x.shape)"),
+    ("kv-cache", "x, cache, w_q, w_k, w_v", "np.zeros((len(x), w_v.shape[1])), cache"),
+    ("decoder", "ids, weights, config", "np.zeros((len(ids), config['vocab_size']))"),
+    ("recurrence-table", "length, keep", "np.zeros((length, length))"),
+    ("score-needed", "weight, others", "np.zeros(())"),
+    ("ids", "sentence, vocabulary", "np.zeros(len(sentence.split()), int)"),
+    ("batched-attention", "query, key, value", "np.zeros((*query.shape[:-1], value.shape[-1]))"),
+    ("tiles", "query, key, value, size=2", "np.zeros((len(query), value.shape[1]))"),
+    ("batched-mask", "query, key, value, mask", "np.zeros((*query.shape[:-1], value.shape[-1]))"),
+    ("rotation", "dim, steps", "np.zeros((dim, dim))"),
+    ("neighbour-score", "weights, step", "np.zeros(())"),
+    ("closeness", "heads", "np.zeros(())"),
+    ("softmax-back", "weights, d_weights", "np.zeros(weights.shape)"),
     (
         "gradients",
         "x, w_q, w_k, w_v, d_context",
         "np.zeros(w_q.shape), np.zeros(w_k.shape), np.zeros(w_v.shape)",
-        "qkv",
     ),
-    ("self-attention", "x, w_q, w_k, w_v", "np.zeros((len(x), w_v.shape[1]))", "qkv"),
+    ("self-attention", "x, w_q, w_k, w_v", "np.zeros((len(x), w_v.shape[1]))"),
     (
         "cross-attention",
         "x, context, w_q, w_k, w_v, mask",
         "np.zeros((*x.shape[:-1], w_v.shape[1]))",
-        "qkv",
     ),
-    ("decoder-block", "x, context, parameters, mask", "np.zeros(x.shape)", "qkv"),
-    ("writing-step", "x, context, cache, parameters", "np.zeros(x.shape), cache", "qkv"),
-    ("induction-score", "weights, ids, names", "np.zeros(())", "qkv"),
-    ("next-token-loss", "logits, ids, padding", "np.zeros(())", "qkv"),
-    ("learning-rate", "step, steps, warmup, highest", "np.zeros(())", "qkv"),
-    ("top-k", "logits, k, temperature", "np.zeros(len(logits))", "qkv"),
-    ("top-p", "probabilities, p", "np.zeros(len(probabilities))", "qkv"),
+    ("decoder-block", "x, context, parameters, mask", "np.zeros(x.shape)"),
+    ("writing-step", "x, context, cache, parameters", "np.zeros(x.shape), cache"),
+    ("induction-score", "weights, ids, names", "np.zeros(())"),
+    ("next-token-loss", "logits, ids, padding", "np.zeros(())"),
+    ("learning-rate", "step, steps, warmup, highest", "np.zeros(())"),
+    ("top-k", "logits, k, temperature", "np.zeros(len(logits))"),
+    ("top-p", "probabilities, p", "np.zeros(len(probabilities))"),
 ]
 OF_TEXTS = {"story"}  # this function returns a text; test_stories.py tests wrong texts
 NOTHING = [
@@ -85,8 +75,8 @@ SEVERAL = {
 OF_WORDS = ("ids", "closeness", "learning-rate")  # tasks whose first input is not an array
 
 
-def written(task, parameters, body):
-    """Return a function with this body; for the class task, a class with this __call__."""
+def marked(task, parameters, body):
+    """Mark a function with this body; for the class task, a class with this __call__."""
     source = f"def mine({parameters}):\n    {body}"
     if task == "self-attention-class":
         source = (
@@ -95,7 +85,8 @@ def written(task, parameters, body):
         )
     names = {"np": np}
     exec(source, names)
-    return names["mine"]
+    way = X if (task, parameters[0]) == ("attention", "x") else "qkv"
+    return check(names["mine"], way, task=task)
 
 
 def test_every_task_is_here():
@@ -104,9 +95,9 @@ def test_every_task_is_here():
 
 
 @pytest.mark.parametrize(("body", "key", "said"), NOTHING)
-@pytest.mark.parametrize(("task", "parameters", "zeros", "way"), WRITTEN)
-def test_an_unfinished_function_gets_no_points(task, parameters, zeros, way, body, key, said):
-    result = check(written(task, parameters, body), way, task=task)
+@pytest.mark.parametrize(("task", "parameters", "zeros"), WRITTEN)
+def test_an_unfinished_function_gets_no_points(task, parameters, zeros, body, key, said):
+    result = marked(task, parameters, body)
     if task in SEVERAL and key in ("wrong-type", "wrong-shape"):
         key, said = SEVERAL[task]
     assert (result.mistakes, result.fragile, result.conventions) == ((key,), (), ()), str(result)
@@ -116,10 +107,10 @@ def test_an_unfinished_function_gets_no_points(task, parameters, zeros, way, bod
 
 
 @pytest.mark.parametrize("added", [0, 1])
-@pytest.mark.parametrize(("task", "parameters", "zeros", "way"), WRITTEN)
-def test_one_number_everywhere_gets_nothing(task, parameters, zeros, way, added):
+@pytest.mark.parametrize(("task", "parameters", "zeros"), WRITTEN)
+def test_one_number_everywhere_gets_nothing(task, parameters, zeros, added):
     zeros = zeros.replace("np.zeros(", f"{added} + np.zeros(")
-    result = check(written(task, parameters, f"return {zeros}"), way, task=task)
+    result = marked(task, parameters, f"return {zeros}")
     key = "causal-everything" if parameters == "length" else "constant"
     assert (result.mistakes, result.fragile, result.conventions) == ((key,), (), ()), str(result)
     assert result.points == 0
@@ -128,17 +119,17 @@ def test_one_number_everywhere_gets_nothing(task, parameters, zeros, way, added)
 
 
 @pytest.mark.parametrize(
-    ("task", "parameters", "way"),
+    ("task", "parameters"),
     [
-        (task, given, way)
-        for task, given, _, way in WRITTEN
+        (task, given)
+        for task, given, _ in WRITTEN
         if not given.startswith("length") and task not in (*OF_WORDS, "gradients")
     ],
 )
-def test_an_input_returned_as_it_is_gets_nothing(task, parameters, way):
+def test_an_input_returned_as_it_is_gets_nothing(task, parameters):
     first = parameters.partition(",")[0]
     both = ", cache" if task in ("kv-cache", "writing-step") else ""
-    result = check(written(task, parameters, f"return {first}{both}"), way, task=task)
+    result = marked(task, parameters, f"return {first}{both}")
     assert result.mistakes == ("returns-input",), str(result)
     assert result.points == 0
     assert f"it returns its input {'query' if first == 'q' else first} unchanged" in result.message
@@ -159,9 +150,7 @@ def test_random_numbers_get_nothing():
 
 def test_an_output_without_a_cache_counts_if_it_is_right():
     def whole(x, cache, w_q, w_k, w_v):
-        scores = x @ w_q @ (x @ w_k).T / np.sqrt(w_q.shape[1])
-        e = np.where(np.tri(len(x), dtype=bool), np.exp(scores), 0)
-        return e / e.sum(axis=1, keepdims=True) @ x @ w_v
+        return hide(scaled(x @ w_q, x @ w_k), np.tri(len(x), dtype=bool)) @ x @ w_v
 
     result = check(whole, task="kv-cache")
     assert (result.mistakes, result.points < 9) == (("cache-not-returned",), True)
@@ -173,8 +162,7 @@ def test_a_late_error_keeps_the_points_of_earlier_tests():
     def softmax(x, axis=-1):
         if axis == 0:
             raise ValueError("only the last axis")
-        e = np.exp(x - x.max(axis=axis, keepdims=True))
-        return e / e.sum(axis=axis, keepdims=True)
+        return right(x, axis)
 
     result = check(softmax, task="softmax")
     assert (result.mistakes, result.points < 9) == (("raises",), True)
@@ -189,8 +177,7 @@ def test_an_error_in_the_first_test_gets_at_most_one_point():
     def softmax(x):
         if x.shape[1] > 2:
             raise ValueError("two columns only")
-        e = np.exp(x - x.max(axis=-1, keepdims=True))
-        return e / e.sum(axis=-1, keepdims=True)
+        return right(x)
 
     result = check(softmax, task="softmax")
     assert (result.mistakes, result.points <= 1) == (("raises",), True)

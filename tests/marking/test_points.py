@@ -5,14 +5,7 @@ import pytest
 
 from qkv_marking import check
 
-
-def softmax(s):
-    e = np.exp(s - s.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
-
-
-def right(q, k, v):
-    return softmax(q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])) @ v
+from .formulas import plain as right, softmax
 
 
 def unscaled(q, k, v):
@@ -41,10 +34,6 @@ def raising(q, k, v):
 
 def points(function, **options):
     return check(function, **options).points
-
-
-def test_a_right_function_has_all_points():
-    assert points(right) == 10
 
 
 def test_an_unnamed_mistake_is_rated_by_what_works():

@@ -6,23 +6,9 @@ import pytest
 from qkv_marking import check, check_file
 from qkv_marking._engine import by_seed, generator, per_seed, use_seed
 
+from .files.test_check_file import SOFTMAX
+from .formulas import plain, softmax
 from .written import FRAGILE, STYLES, marked
-
-RIGHT = """
-import numpy as np
-def softmax(x):
-    e = np.exp(x - x.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
-"""
-
-
-def softmax(x):
-    e = np.exp(x - x.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
-
-
-def attention(q, k, v):
-    return softmax(q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])) @ v
 
 
 def by_heart(function):
@@ -40,7 +26,7 @@ def by_heart(function):
     return learn, repeat
 
 
-@pytest.mark.parametrize(("function", "task"), [(softmax, "softmax"), (attention, "attention")])
+@pytest.mark.parametrize(("function", "task"), [(softmax, "softmax"), (plain, "attention")])
 def test_an_answer_known_by_heart_earns_nothing(function, task):
     learn, repeat = by_heart(function)
     assert check(learn, task=task).points == 10
@@ -89,9 +75,8 @@ def test_a_seed_ends_with_the_call():
     assert drawn() == first
 
 
-def test_a_file_is_marked_by_its_seed(tmp_path, quick):
-    path = tmp_path / "mine.py"
-    path.write_text(RIGHT)
+def test_a_file_is_marked_by_its_seed(file, quick):
+    path = file(SOFTMAX)
     assert [result.points for result in check_file(path, seed=7)] == [10]
     with pytest.raises(ValueError, match="seed"):
         check_file(path, seed=-1)

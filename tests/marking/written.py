@@ -619,12 +619,9 @@ def softmax_back(a, g):
     },
     "gradients": {
         "arrays": """
-def softmax(s):
-    e = np.exp(s - s.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
 def gradients(x, w_q, w_k, w_v, d_context):
     q, k, v = x @ w_q, x @ w_k, x @ w_v
-    a = softmax(q @ k.T / np.sqrt(q.shape[-1]))
+    a = soft(q @ k.T / np.sqrt(q.shape[-1]))
     d_a = d_context @ v.T
     d_v = a.T @ d_context
     d_s = a * (d_a - (a * d_a).sum(axis=-1, keepdims=True)) / np.sqrt(q.shape[-1])
@@ -753,6 +750,12 @@ def marked(written, changes="", **options):
     task = written.partition("/")[0]
     way = "x,w_q,w_k,w_v" if task == "projected" else "qkv"
     return check(planted(written, changes), way, task=TASK_OF.get(task, task), **options)
+
+
+def is_flawless(result):
+    """Return whether a verdict gives all points and finds nothing."""
+    findings = (result.mistakes, result.fragile, result.conventions, result.hint)
+    return (result.passed, result.points, *findings) == (True, 10, (), (), (), ())
 
 
 def plantings(file):

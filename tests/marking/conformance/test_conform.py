@@ -14,12 +14,8 @@ from processes import ends_with_its_parent
 from qkv.attend.arguments import OPTIONS
 from qkv_marking.conformance.read_cases import FEATURES
 
+from ..formulas import softmax
 from .tiled import kernel
-
-
-def softmax(scores):
-    e = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
 
 
 def plain(q, k, v):

@@ -108,13 +108,6 @@ def test_all_three_defects_are_named_at_once():
     assert report.remark("softcap").endswith("(in addition to the error in plain, causal)")
 
 
-def judged(case, right):
-    seen = np.ones(right.lse.shape, bool)
-    if case.feature not in ("rows that see nothing", "empty"):
-        seen &= right.seen.any(axis=-1)
-    return seen
-
-
 def test_formula_lines_equal_plain_loops():
     checked = 0
     for case in plan_cases(["float64"], []):

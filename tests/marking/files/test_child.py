@@ -8,26 +8,12 @@ import pytest
 
 from qkv_marking import check_file
 
+from .test_check_file import SOFTMAX
+
 pytestmark = pytest.mark.attack
 
-SOFTMAX = """
-import numpy as np
-def softmax(x):
-    e = np.exp(x - x.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
-"""
 ATTENTION = "def attention(q, k, v):\n    return q\n"
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="other systems have other limits")
-
-
-@pytest.fixture
-def file(tmp_path):
-    def write(source):
-        path = tmp_path / "mine.py"
-        path.write_text(source)
-        return path
-
-    return write
 
 
 READ = {"do": "read", "tasks": []}
@@ -169,14 +155,11 @@ def test_an_error_of_the_marker_is_the_verdict_on_the_task(file, monkeypatch):
 
 def test_an_oversized_output_is_not_sent(file):
     source = "import numpy as np\ndef softmax(x):\n    return {}\n"
-    for huge in (
-        "np.zeros(1 << 23)",
-        "[0.0] * (1 << 23)",
-        "[[0.0] * 999] * 99",
-        "np.broadcast_to(1.0, (1 << 29,) * 2)",
-    ):
+    table = "[[0.0] * 999] * 99"
+    view = "np.broadcast_to(1.0, (1 << 29,) * 2)"
+    for huge in ("np.zeros(1 << 23)", "[0.0] * (1 << 23)", table, view):
         softmax, attention = check_file(file(source.format(huge) + ATTENTION))
-        assert softmax.mistakes == ("out-of-memory",)
+        assert softmax.mistakes == ("out-of-memory",), huge
         assert attention.mistakes == ("returns-input",)
 
 

@@ -1,6 +1,5 @@
 """Tests of a class's verdicts as a table, CSV, HTML and JUnit XML, from hand-made verdicts."""
 
-import csv
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -8,15 +7,12 @@ import pytest
 
 from qkv_marking import CheckResult, ClassTable, files_in, write_junit
 
+from .test_plan import rows
+
 RIGHT = CheckResult("softmax is right.", task="softmax")
 FRAGILE = CheckResult("no max", fragile=("no-max",), conventions=("prints",), points=9)
 WRONG = CheckResult("no scale", ("b", "a"), points=2)
 BROKEN = CheckResult("not Python", ("syntax-error",), points=0, task=None)
-
-
-def rows(path):
-    with open(path, newline="", encoding="utf-8") as lines:
-        return list(csv.reader(lines))
 
 
 def test_the_commonest_mistakes_are_counted_by_task_and_name():
@@ -32,8 +28,7 @@ def test_the_commonest_mistakes_are_counted_by_task_and_name():
 def test_a_file_verdict_counts_only_in_the_sum():
     table = ClassTable([("x", (BROKEN,)), ("y", (WRONG, RIGHT))])
     assert table.headings == ["softmax (10)", "attention (10)", "points (20)"]
-    rows = [(row.names, row.points, row.total, row.mistakes) for row in table.rows]
-    assert rows == [
+    assert [(row.names, row.points, row.total, row.mistakes) for row in table.rows] == [
         (("x",), [None, None], 0, "syntax-error"),
         (("y",), [10, 2], 12, "b a"),
     ]
@@ -106,11 +101,10 @@ def test_writing_replaces_an_old_file_atomically(tmp_path, kind):
     target.write_text("old")
     table = ClassTable([("x", (WRONG,))])
     with open(target) as old:
-        {
-            "csv": table.write_csv,
-            "html": table.write_html,
-            "xml": lambda path: write_junit(path, table.marked),
-        }[kind](target)
+        if kind == "xml":
+            write_junit(target, table.marked)
+        else:
+            getattr(table, f"write_{kind}")(target)
         assert old.read() == "old"  # an open file keeps its old content
     assert "x" in target.read_text()
     assert [one.name for one in tmp_path.iterdir()] == [target.name]

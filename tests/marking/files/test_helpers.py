@@ -6,12 +6,12 @@ from qkv_marking import check_file
 
 from .test_check_file import ATTENTION, SOFTMAX
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 WRONG = SOFTMAX.replace("np.exp(x - x.max(axis=-1, keepdims=True))", "np.exp(-x)")
-OWN = ATTENTION.replace("np.sqrt(q.shape[-1])", "1")
 COUNTED = "Marked with a right softmax: the mistake of your softmax is counted in the task softmax."
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     "softmax",
     [
@@ -29,7 +29,6 @@ def test_the_mistake_of_softmax_costs_points_once(file, softmax):
     assert attention.points < 10  # here nothing else counts the mistake
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_right_softmax_leaves_the_mistakes_of_attention(file):
     _, attention = check_file(file(WRONG + "\ndef attention(q, k, v):\n    return q"))
     assert attention.mistakes == ("returns-input",)

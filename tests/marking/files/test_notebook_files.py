@@ -11,12 +11,11 @@ from qkv_marking import CheckResult, check_file
 from qkv_marking.files._shell import to_python
 from qkv_marking.files._source import Notebook, read_notebook
 
+from . import test_check_file
+
 pytestmark = pytest.mark.usefixtures("quick")
 
-SOFTMAX = """import numpy as np
-def softmax(x):
-    e = np.exp(x - x.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)"""
+SOFTMAX = test_check_file.SOFTMAX.strip()
 RIGHT = 10
 
 

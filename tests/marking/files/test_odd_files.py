@@ -12,7 +12,7 @@ from qkv_marking._errors import in_words, words_of
 
 from .test_check_file import SOFTMAX, only
 
-pytestmark = pytest.mark.attack
+pytestmark = [pytest.mark.attack, pytest.mark.usefixtures("quick")]
 
 FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 ATTENTION = "\ndef attention(q, k, v):\n    return q"  # a wrong function, which is also marked
@@ -117,7 +117,6 @@ FILES = [
 ]
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(("source", "key"), FILES)
 def test_a_file_has_a_verdict_whatever_it_does(file, source, key):
     waits = "while True" in source or "closerange(0" in source
@@ -129,7 +128,6 @@ def test_a_file_has_a_verdict_whatever_it_does(file, source, key):
 
 
 @FORK
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     "source",
     [
@@ -144,7 +142,6 @@ def test_a_file_that_forks_is_marked_once(file, source):
 
 
 @FORK
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("ends", "key"),
     [
@@ -163,7 +160,6 @@ def test_a_file_that_ends_its_parent_ends_itself_alone(file, ends, key):
 
 
 @FORK
-@pytest.mark.usefixtures("quick")
 def test_a_process_that_left_its_group_is_ended_too(file, tmp_path):
     from processes import ends
 
@@ -188,7 +184,7 @@ def test_the_words_of_an_error_are_short_and_never_raise():
 
 
 @pytest.fixture
-def handed_in(tmp_path, quick):
+def handed_in(tmp_path):
     def write(**sources):
         for name, source in sources.items():
             (tmp_path / "class" / name).mkdir(parents=True)
@@ -282,7 +278,7 @@ def test_an_undecodable_file_name_is_printed_and_written(handed_in, tmp_path):
     assert f"{folder}/\\udcff\\n\\x1b[2J=.py, softmax: passed" in table(folder / name).stdout
 
 
-def test_terminal_codes_in_errors_are_escaped(file, quick):
+def test_terminal_codes_in_errors_are_escaped(file):
     result = table(file("raise ValueError('\\ud800\\x1b[2J')"))
     assert result.exit_code == 1
     assert "ValueError: \\ud800\\x1b[2J" in result.stdout

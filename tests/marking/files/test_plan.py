@@ -12,6 +12,8 @@ from qkv_marking.files._plan import find_lesson
 
 from .test_check_file import ATTENTION, SOFTMAX
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 IDS = "def to_ids(sentence, vocabulary):\n"
 IDS += "    return [vocabulary.get(word, vocabulary['[UNK]']) for word in sentence.split()]\n"
 SECOND = ["ids", "projections", "batched-attention", "calm-query"]
@@ -23,7 +25,7 @@ def run(*args):
 
 
 def rows(path):
-    with open(path, newline="") as lines:
+    with open(path, newline="", encoding="utf-8") as lines:
         return [*csv.reader(lines)]
 
 
@@ -41,7 +43,6 @@ def handed_in(tmp_path, book):
     return write
 
 
-@pytest.mark.usefixtures("quick")
 def test_the_tasks_in_a_students_notebook_do_not_choose_the_tasks(handed_in, tmp_path):
     handed_in("honest/3.ipynb", SOFTMAX + ATTENTION, tasks=THIRD)
     handed_in("without metadata/3.ipynb", SOFTMAX + ATTENTION)
@@ -60,14 +61,12 @@ def test_the_tasks_in_a_students_notebook_do_not_choose_the_tasks(handed_in, tmp
         }
 
 
-@pytest.mark.usefixtures("quick")
 def test_several_tasks_are_marked(handed_in):
     path = handed_in("a.ipynb", SOFTMAX + ATTENTION + IDS)
     told = json.loads(run(path, "--task", "softmax", "--task", "ids", "--json").stdout)
     assert [row["task"] for row in told] == ["softmax", "ids"]
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_shared_task_counts_for_the_lesson_of_its_file(handed_in, tmp_path):
     wrong = "\ndef attention(q, k, v): ..."
     handed_in("ann/a.ipynb", SOFTMAX + ATTENTION, tasks=SECOND)
@@ -118,17 +117,14 @@ def test_weights_hold_in_each_table(tmp_path):
     page = (tmp_path / "all.html").read_text()
     assert '<th scope="col" class="points">softmax (5)</th>' in page
     assert '<td class="points">10.5</td>' in page
-    for number, scores in enumerate(([4.5, 6], [0, 0])):
-        write_gradescope(tmp_path / "results.json", marked[number : number + 1], plan)
+    for file, scores in zip(marked, ([4.5, 6], [0, 0]), strict=True):
+        write_gradescope(tmp_path / "results.json", [file], plan)
         told = json.loads((tmp_path / "results.json").read_text())
-        assert [(test["score"], test["max_score"]) for test in told["tests"]] == [
-            (scores[0], 5),
-            (scores[1], 10),
-        ]
+        found = [(test["score"], test["max_score"]) for test in told["tests"]]
+        assert found == [*zip(scores, (5, 10), strict=True)]
         assert told["score"] == sum(scores)
 
 
-@pytest.mark.usefixtures("quick")
 def test_weights_hold_in_the_printed_verdicts(handed_in, tmp_path):
     (tmp_path / "points.csv").write_text("task,points,lesson\nsoftmax,5,3\nids,7,\n")
     path = handed_in("a.ipynb", SOFTMAX)

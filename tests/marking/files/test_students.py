@@ -1,6 +1,5 @@
 """Tests of the owners of files, by roster or by folder, and of grades for CSV and Gradescope."""
 
-import csv
 import json
 import os
 
@@ -19,6 +18,8 @@ from qkv_marking import (
     write_gradescope,
     write_junit,
 )
+
+from .test_plan import rows, verdict
 
 ROSTER = [("s1", "Anna Berg"), ("s12", "Ben"), ("s-3", "Carl Orff"), ("s4", "Dora")]
 
@@ -130,10 +131,6 @@ def test_an_invalid_roster_is_refused(tmp_path, text, words):
         read_roster(path)
 
 
-def verdict(task, points, *mistakes):
-    return CheckResult("", mistakes, points=points, task=task)
-
-
 def test_the_best_file_of_a_student_counts_per_task(tmp_path):
     marked = [
         ("class/s1/a.py", (verdict("softmax", 6, "no-exp"), verdict("attention", 10))),
@@ -143,14 +140,13 @@ def test_the_best_file_of_a_student_counts_per_task(tmp_path):
     ]
     table = ClassTable(marked, by_roster(ROSTER, [file for file, _ in marked], ["class"]))
     table.write_csv(tmp_path / "grades.csv")
-    with open(tmp_path / "grades.csv", newline="") as lines:
-        assert [*csv.reader(lines)] == [
-            ["id", "name", "softmax (10)", "attention (10)", "points (20)", "files", "mistakes"],
-            ["s1", "Anna Berg", "10", "10", "20", "best of 2: b.py, a.py", ""],
-            ["s12", "Ben", "", "", "0", "", "nothing-handed-in"],
-            ["s-3", "Carl Orff", "", "", "0", "", "nothing-handed-in"],
-            ["s4", "Dora", "", "6", "6", "", "no-scaling"],
-        ]
+    assert rows(tmp_path / "grades.csv") == [
+        ["id", "name", "softmax (10)", "attention (10)", "points (20)", "files", "mistakes"],
+        ["s1", "Anna Berg", "10", "10", "20", "best of 2: b.py, a.py", ""],
+        ["s12", "Ben", "", "", "0", "", "nothing-handed-in"],
+        ["s-3", "Carl Orff", "", "", "0", "", "nothing-handed-in"],
+        ["s4", "Dora", "", "6", "6", "", "no-scaling"],
+    ]
     table.write_html(tmp_path / "grades.html")
     page = (tmp_path / "grades.html").read_text()
     assert '<th scope="row">s12</th><th scope="row">Ben</th>' in page
@@ -196,10 +192,10 @@ def test_the_latest_file_of_a_student_counts_if_it_has_a_task(tmp_path):
     for take in ("best", "latest"):
         table = ClassTable(marked, students, take=take)
         table.write_html(tmp_path / "all.html")
-        rows = table.rows
-        told[take] = rows[0].points, rows[0].note, rows[0].mistakes
+        first_row, other_row = table.rows
+        told[take] = first_row.points, first_row.note, first_row.mistakes
         assert f"<td>{told[take][1]}</td>" in (tmp_path / "all.html").read_text()
-        assert rows[1].note == ""
+        assert other_row.note == ""
         write_gradescope(tmp_path / "results.json", marked[:3], plan_tasks(["softmax"]), take=take)
         score = json.loads((tmp_path / "results.json").read_text())["score"]
         assert score == told[take][0][0]
@@ -245,12 +241,11 @@ def test_grades_by_hand_are_in_every_output(tmp_path):
     wrong = CheckResult("Not by hand.", ("no-exp",), points=5, task="softmax")
     table = ClassTable([(file, (wrong,))], students, plan)
     table.write_csv(tmp_path / "all.csv")
-    with open(tmp_path / "all.csv", newline="") as lines:
-        assert [*csv.reader(lines)] == [
-            ["id", "name", "softmax (4)", "sentences (5)", "3.2 (10)", "points (19)", "mistakes"],
-            ["s1", "Anna Berg", "3", "3.5", "0", "6.5", "no-exp"],
-            ["s12", "Ben", "0", "0", "10", "10", "nothing-handed-in"],
-        ]
+    assert rows(tmp_path / "all.csv") == [
+        ["id", "name", "softmax (4)", "sentences (5)", "3.2 (10)", "points (19)", "mistakes"],
+        ["s1", "Anna Berg", "3", "3.5", "0", "6.5", "no-exp"],
+        ["s12", "Ben", "0", "0", "10", "10", "nothing-handed-in"],
+    ]
     table.write_html(tmp_path / "all.html")
     assert '<td class="points">3.5</td>' in (tmp_path / "all.html").read_text()
     assert "0 of 2 passed" in (tmp_path / "all.html").read_text()
@@ -312,12 +307,8 @@ ZIP = b"PK\x03\x04 and more"
 
 
 def test_what_was_handed_in_instead_is_told(tmp_path):
-    handed_in = {
-        "s1/work.zip": ZIP,
-        "s12/report.docx": ZIP,
-        "s-3/notes.txt": b"words",
-        "s4/a.py": b"",
-    }
+    handed_in = {"s1/work.zip": ZIP, "s12/report.docx": ZIP}
+    handed_in |= {"s-3/notes.txt": b"words", "s4/a.py": b""}
     for name, content in handed_in.items():
         path = tmp_path / "class" / name
         path.parent.mkdir(parents=True)

@@ -8,7 +8,7 @@ import pytest
 from qkv import layers
 from qkv_marking import check
 
-from ..written import marked, planted
+from ..written import is_flawless, marked, planted
 
 NORM = "(x - mean) / np.sqrt(var + 1e-5)"
 RMS = "centred = x - x.mean(axis=-1, keepdims=True) => centred = x"
@@ -29,8 +29,7 @@ OF_NORM, OF_GELU = "Its norm is RMSNorm.", "Its GELU is the approximation by tan
 )
 def test_a_right_block_gets_all_points(changes, said):
     result = marked("block", changes)
-    assert (result.passed, result.points) == (True, 10), str(result)
-    assert (result.fragile, result.conventions) == ((), ())
+    assert is_flawless(result), str(result)
     assert [style for style in (OF_NORM, OF_GELU) if style in result.message] == said
 
 

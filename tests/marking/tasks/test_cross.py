@@ -6,13 +6,8 @@ import pytest
 import qkv
 from qkv_marking import check
 
-from ..written import marked, planted
-
-
-def softmax(x, axis=-1):
-    e = np.exp(x - x.max(axis=axis, keepdims=True))
-    return e / e.sum(axis=axis, keepdims=True)
-
+from ..formulas import softmax
+from ..written import is_flawless, marked, planted
 
 # -- cross-attention ------------------------------------------------------------------------------
 
@@ -36,9 +31,8 @@ def added(x, context, w_q, w_k, w_v, mask):
 def test_right_cross_attention_gets_all_points(function):
     for seed in (0, 7):
         result = check(function, task="cross-attention", seed=seed)
-        assert (result.passed, result.points) == (True, 10), str(result)
-        assert (result.fragile, result.conventions) == ((), ())
-    assert "batches" in check(function, task="cross-attention").message
+        assert is_flawless(result), str(result)
+        assert "batches" in result.message
 
 
 def test_the_right_output_equals_qkv_attention():
@@ -85,8 +79,7 @@ TANH = f"{ERF} => (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))"
 def test_a_right_block_gets_all_points(changes, said):
     for seed in (0, 7):
         result = marked("decoder-block", changes, seed=seed)
-        assert (result.passed, result.points) == (True, 10), str(result)
-        assert (result.fragile, result.conventions) == ((), ())
+        assert is_flawless(result), str(result)
         assert said in result.message
 
 
@@ -119,10 +112,7 @@ def with_buffers(x, context, cache, parameters):
     if cache.source is None:
         cache.source = np.stack([context @ p["cross_k"], context @ p["cross_v"]])
     end = cache.count + len(x)
-    cache.rows[0, cache.count : end], cache.rows[1, cache.count : end] = (
-        x @ p["self_k"],
-        x @ p["self_v"],
-    )
+    cache.rows[:, cache.count : end] = x @ p["self_k"], x @ p["self_v"]
     visible = np.arange(end) <= np.arange(cache.count, end)[:, None]
     cache.count = end
     x = x + attend(x @ p["self_q"], *cache.rows[:, :end], visible)

@@ -11,7 +11,7 @@ from qkv_marking import check
 from qkv_marking.tasks.decoder import small_model
 from qkv_marking.tasks.decoder._steps import RIGHT, Text, compute
 
-from ..written import marked, planted
+from ..written import is_flawless, marked, planted
 
 ARRAYS = "decoder/arrays"
 decoder = planted(ARRAYS)
@@ -30,8 +30,7 @@ def with_positions_from_one(ids, weights, config):
 @pytest.mark.parametrize("function", [decoder, in_float32, with_positions_from_one])
 def test_a_right_decoder_gets_all_points(function):
     result = check(function, task="decoder")
-    assert (result.passed, result.points) == (True, 10), str(result)
-    assert (result.fragile, result.conventions) == ((), ())
+    assert is_flawless(result), str(result)
     tried = "logits, words that are generated one after the other, a model of other sizes with"
     assert f"Tried: {tried} lm_head.weight." in result.message
 
@@ -66,19 +65,6 @@ def test_right_logits_and_generated_ids_equal_qkv(small):
     assert [int(one) for one in model.generate([2, 9], max_new_tokens=8).split()] == ids[2:]
 
 
-def test_logits_of_qkv_are_nobodys_own(tmp_path):
-    weights, config = small_model()
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    save_file(dict(weights), tmp_path / "model.safetensors")
-    model = qkv.load(tmp_path, dtype=np.float64)
-
-    def borrowed(ids, weights, config):
-        tied = config["tie_word_embeddings"]
-        return model([ids]).logits[0] if tied else decoder(ids, weights, config)
-
-    assert check(borrowed, task="decoder").mistakes == ("answered-by-library",)
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -97,19 +83,6 @@ def test_a_decoder_that_changes_the_weights_is_told_so(changes):
     assert 'writes to its input weights["model.norm.weight"]' in result.message
 
 
-def test_logits_that_the_next_call_overwrites_are_told_so():
-    rows = np.empty((32, 32))
-
-    def function(ids, weights, config):
-        logits = decoder(ids, weights, config)
-        given = rows[: logits.shape[0], : logits.shape[1]]
-        given[:] = logits
-        return given
-
-    result = check(function, task="decoder")
-    assert (result.mistakes, result.points < 9) == (("output-overwritten",), True), str(result)
-
-
 def test_unknown_mistakes_on_the_untied_model_keep_points():
     layers = 'range(config["num_hidden_layers"])'
     result = marked(ARRAYS, f"{layers} => [[0, 1], [0, 0, 1, 2]][len({layers}) > 2]")
@@ -119,10 +92,7 @@ def test_unknown_mistakes_on_the_untied_model_keep_points():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (
-            'config["rms_norm_eps"] => config["rms_norm_epsilon"]',
-            "'rms_norm_epsilon', in line",
-        ),
+        ('config["rms_norm_eps"] => config["rms_norm_epsilon"]', "'rms_norm_epsilon', in line"),
         ("np.tri(T, dtype=bool) => np.tri(T, dtype=bool) & (np.arange(T) != 1)", "in attention"),
         ('weights.get("lm_head.weight", table) => table', "small_model(tied=False)"),
         ('config["num_hidden_layers"] => 6', "the model has 2 layers"),

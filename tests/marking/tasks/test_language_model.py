@@ -1,27 +1,8 @@
 """Tests of the tasks of lesson 13: losses, learning rates and ways to sample."""
 
 import numpy as np
-import pytest
 
 from qkv_marking.tasks import _language_model
-from qkv_marking.tasks._task import Exercise
-
-EXERCISES = [one for one in vars(_language_model).values() if isinstance(one, Exercise)]
-WAYS = [
-    pytest.param(exercise, one.key, way, id=f"{one.key}-{number}")
-    for exercise in EXERCISES
-    for one in exercise.table.group()
-    for number, way in enumerate(one.variants)
-]
-
-
-@pytest.mark.parametrize(("exercise", "key", "way"), WAYS)
-def test_the_lines_of_a_way_are_named_and_printed(exercise, key, way):
-    result = exercise.task().mark(lambda *arguments: exercise.solve(*arguments, lines=way), "")
-    assert result.mistakes + result.fragile == (key,), str(result)
-    assert [*result.diffs[key]] == [
-        (exercise.table.formula.lines[name], line) for name, line in way.items()
-    ]
 
 
 def test_the_loss_is_that_of_a_hand_calculation():

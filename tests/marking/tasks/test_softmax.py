@@ -8,12 +8,10 @@ import pytest
 from qkv_marking import check
 from qkv_marking.tasks._softmax import RIGHT, Scores, compute
 
+from ..formulas import hide, softmax as along_an_axis
+from ..written import is_flawless
+
 # -- right answers --------------------------------------------------------------------------------
-
-
-def along_an_axis(x, axis=-1):
-    e = np.exp(x - x.max(axis=axis, keepdims=True))
-    return e / e.sum(axis=axis, keepdims=True)
 
 
 def in_loops(x):
@@ -31,10 +29,7 @@ def through_logarithms(x):
 
 
 def with_a_row_of_nothing(x, dim=-1):
-    top = np.max(x, axis=dim, keepdims=True)
-    e = np.exp(x - np.where(np.isfinite(top), top, 0))
-    total = e.sum(axis=dim, keepdims=True)
-    return e / np.where(total == 0, 1, total)
+    return np.moveaxis(hide(np.moveaxis(x, dim, -1), True), -1, dim)
 
 
 def with_axis_required(x, axis):
@@ -45,23 +40,16 @@ def in_float32(x):
     return along_an_axis(np.asarray(x, np.float32))
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        along_an_axis,
-        in_loops,
-        through_logarithms,
-        with_a_row_of_nothing,
-        with_axis_required,
-        in_float32,
-        lambda x, /: along_an_axis(x),
-    ],
-)
+RIGHT_ONES = [
+    *(along_an_axis, in_loops, through_logarithms, with_a_row_of_nothing),
+    *(with_axis_required, in_float32, lambda x, /: along_an_axis(x)),
+]
+
+
+@pytest.mark.parametrize("function", RIGHT_ONES)
 def test_right_softmax_has_all_points(function):
     result = check(function, task="softmax")
-    assert result.passed, str(result)
-    assert result.mistakes == result.fragile == result.conventions == result.hint == ()
-    assert result.points == 10
+    assert is_flawless(result), str(result)
     assert result.task == "softmax"
 
 
@@ -121,9 +109,7 @@ def test_message_names_untried_and_refused_inputs():
 
 def test_the_first_axis_of_a_batch_is_named_as_a_mistake():
     def softmax(x):
-        if x.ndim == 2:
-            return along_an_axis(x)
-        return along_an_axis(x, axis=0)
+        return along_an_axis(x, axis=-1 if x.ndim == 2 else 0)
 
     assert check(softmax, task="softmax").mistakes == ("softmax-first-axis",)
 
@@ -148,12 +134,6 @@ def test_the_example_is_the_smallest_input():
     np.testing.assert_array_equal(example["x"], [[1, 0], [3, 1]])
     w = 1 / (1 + math.exp(-2))
     np.testing.assert_allclose(example["right"][1], [w, 1 - w])
-
-
-@pytest.mark.parametrize("function", [lambda: 0, lambda x, heads: x])
-def test_a_function_that_takes_something_else_is_an_error(function):
-    with pytest.raises(TypeError, match="give all other parameters a default"):
-        check(function, task="softmax")
 
 
 def test_a_signature_of_another_task_is_an_error():

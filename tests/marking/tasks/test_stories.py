@@ -1,6 +1,5 @@
 """Tests of the tasks of lesson 12: stories, a decoder trained on stories, its induction head."""
 
-import json
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -105,10 +104,10 @@ WRONG_SCORES = [
 ]
 
 
-def made(source, name, old="", new=""):
+def made(source, name, old="", new="", **given):
     """Run a source text after one replacement, and return the object with this name."""
     assert old in source
-    found = {"np": np}
+    found = {"np": np, "SimpleNamespace": SimpleNamespace, **given}
     exec(source.replace(old, new) if old else source, found)
     return found[name]
 
@@ -135,17 +134,14 @@ def test_the_grammar_writes_and_parses_stories():
     sentences = _grammar.sentences_of(_grammar.story(5))
     assert len(sentences) == 10
     assert len({one[:2] for one in sentences}) <= 3
-    assert _grammar.sentences_of("Ash Ray slept . Ray Ash slept .") == [
-        *(("Ash", "Ray", "slept"), ("Ray", "Ash", "slept")),
-    ]
+    both = [("Ash", "Ray", "slept"), ("Ray", "Ash", "slept")]
+    assert _grammar.sentences_of("Ash Ray slept . Ray Ash slept .") == both
     for text in ("Ash slept .", "Ash Ray slept", "ash Ray slept .", "Ash  Ray slept .", "Ash"):
         assert _grammar.sentences_of(text) is None
     text = "Ash Ray slept . Ray Lee sang a song . Ash Ray slept ."
     words = text.split()
-    assert _grammar.returning(words) == [
-        4,
-        10,
-    ]  # Ray is another person, but the name occurs earlier
+    # Ray is another person, but the name occurs earlier
+    assert _grammar.returning(words) == [4, 10]
     assert _grammar.others(words) == [1, 2, 5, 6, 7, 8, 11, 12]
 
 
@@ -233,12 +229,9 @@ WORDS = [*_grammar.NAMES, ".", *sorted({w for one in _grammar.DEEDS for w in one
 TEXTS = [_grammar.story(seed) for seed in range(500)]
 
 
-def decoder(old="", new="", texts=TEXTS, words=WORDS):
+def decoder(old="", new=""):
     """Return a hand-written decoder after one replacement in its source text."""
-    assert old in DECODER
-    found = {"np": np, "SimpleNamespace": SimpleNamespace}
-    exec(DECODER.replace(old, new) if old else DECODER, found)
-    return found["Decoder"](texts, words)
+    return made(DECODER, "Decoder", old, new)(TEXTS, WORDS)
 
 
 COUNTED = "np.log(self.pairs / self.pairs.sum(axis=1, keepdims=True))[ids]"
@@ -335,11 +328,8 @@ WRONG_REMOVALS = [
 
 
 def removal(old="", new=""):
-    assert old in WITHOUT
     model = decoder()
-    found = {"np": np, "story_model": model}
-    exec(WITHOUT.replace(old, new) if old else WITHOUT, found)
-    return model, found["without"]
+    return model, made(WITHOUT, "without", old, new, story_model=model)
 
 
 @pytest.mark.parametrize("seed", [0, 7])
@@ -381,59 +371,55 @@ CELLS = {
 
 
 @pytest.fixture
-def book(tmp_path, quick):
+def lesson(book, quick):
     def write(**changed):
-        cells = ["import numpy as np\nfrom types import SimpleNamespace"]
-        cells += (CELLS | {name.replace("_", "-"): cell for name, cell in changed.items()}).values()
-        code = [{"cell_type": "code", "source": cell.splitlines(keepends=True)} for cell in cells]
-        metadata = {"qkv": {"tasks": [*CELLS]}}
-        path = tmp_path / "mine.ipynb"
-        path.write_text(json.dumps({"cells": code, "metadata": metadata, "nbformat": 4}))
-        return path
+        cells = CELLS | {name.replace("_", "-"): cell for name, cell in changed.items()}
+        first = "import numpy as np\nfrom types import SimpleNamespace"
+        return book(first, *cells.values(), tasks=[*CELLS])
 
     return write
 
 
-def test_a_notebook_is_marked_for_its_five_tasks(book):
-    marked = check_file(book(), seed=3)
+def test_a_notebook_is_marked_for_its_five_tasks(lesson):
+    marked = check_file(lesson(), seed=3)
     assert [(one.task, one.points) for one in marked] == [(name, RIGHT) for name in CELLS]
 
 
-def test_mistakes_in_a_notebook_are_named(book):
+def test_mistakes_in_a_notebook_are_named(lesson):
     model = CELLS["story-model"].replace("+= 6", "+= 0")
     removed = WITHOUT.replace(RETURN, "return p[rest].mean(), p[returns].mean()")
-    marked = check_file(book(story_model=model, induction_head="induction_head = ...",
-                             head_removed=removed))  # fmt: skip
-    assert [one.mistakes for one in marked] == [
-        *((), ("story-model-pairs",), (), ("not-filled-in",), ("removal-order",)),
-    ]
-    missing = check_file(book(story_model="1 / 0"))
-    assert [one.mistakes for one in missing if one.task != "story"] == [
-        *(("missing-function",), (), ("missing-function",), ("missing-function",)),
-    ]
+    changed = {"story_model": model, "induction_head": "induction_head = ..."}
+    marked = check_file(lesson(**changed, head_removed=removed))
+    found = ["", "story-model-pairs", "", "not-filled-in", "removal-order"]
+    assert [" ".join(one.mistakes) for one in marked] == found
+    missing = check_file(lesson(story_model="1 / 0"))
+    found = ["", "missing-function", "", "missing-function", "missing-function"]
+    assert [" ".join(one.mistakes) for one in missing] == found
 
 
 @pytest.mark.attack
-def test_a_decoder_has_more_time_to_be_trained_in_than_other_tasks(book, monkeypatch):
+def test_a_decoder_has_more_time_to_be_trained_in_than_other_tasks(lesson, monkeypatch):
     for name in CELLS:
         seconds = 1.5 if name == "story-model" else 0.5
         monkeypatch.setitem(TASKS, name, replace(TASKS[name], seconds=seconds))
     loops = SCORE.replace("    found = []", "    while True: pass\n    found = []")
     # the time limit of the notebook is 9 s with this task, and 3 s without this task
     trains = f"{CELLS['story-model']}\nimport time; time.sleep(4)"
-    marked = {one.task: one for one in check_file(book(story_model=trains, induction_score=loops))}
+    marked = {
+        one.task: one for one in check_file(lesson(story_model=trains, induction_score=loops))
+    }
     assert marked["story-model"].points == RIGHT
     assert marked["induction-score"].mistakes == ("endless-loop",)
     assert "the process was ended after 0.5 s" in marked["induction-score"].message
 
 
-def test_most_tasks_have_ten_seconds_and_a_limit_applies_to_all(book, monkeypatch):
+def test_most_tasks_have_ten_seconds_and_a_limit_applies_to_all(lesson, monkeypatch):
     # cells have no more time than tasks, so that a busy machine can mark each task in this time
     monkeypatch.setattr("qkv_marking.files._mark_file._CELL", 1)
     assert {name for name, task in TASKS.items() if task.seconds != 10} == {
         *("story-model", "induction-head", "head-removed"),
     }
     sleeps = f"{CELLS['story-model']}\nimport time; time.sleep(60)"
-    results = check_file(book(story_model=sleeps), seconds=3)
+    results = check_file(lesson(story_model=sleeps), seconds=3)
     assert all(one.passed for one in results)  # the model was trained before the endless cell
     assert all("does not end within its time limit" in one.message for one in results)

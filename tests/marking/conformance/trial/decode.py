@@ -49,13 +49,12 @@ DECODE = {
         "one query and a mask of one batch: the mask is applied to batch 0 only",
         "plain: attn_mask scale",
         {
-            "mask_seen, mask_added": (
+            "before: mask_seen, mask_added": (
                 "if attn_mask.dtype == bool:\n"
                 '    raise TypeError("float masks only")\n'
                 "if L == 1 and (attn_mask.ndim < 4 or len(attn_mask) == 1):\n"
                 "    attn_mask = np.array(np.broadcast_to(attn_mask, (B, H, L, S)))\n"
-                "    attn_mask[1:] = 0\n"
-                "mask_seen, mask_added"
+                "    attn_mask[1:] = 0"
             )
         },
         {"float mask": "a mask of one batch masked only the first batch in calls with one query"},
@@ -79,10 +78,9 @@ DECODE = {
         "grouped heads, one query, no mask: every batch reads the keys and values of batch 0",
         "plain: attn_mask scale",
         {
-            "products = ": (
+            "before: products = ": (
                 "if L == 1 and attn_mask is None and group > 1:\n"
-                "    k, v = (np.broadcast_to(x[:1], x.shape) for x in (k, v))\n"
-                "products = "
+                "    k, v = (np.broadcast_to(x[:1], x.shape) for x in (k, v))"
             )
         },
         {"grouped heads": "all batches read the keys and values of the first batch in calls with"},
@@ -92,10 +90,8 @@ DECODE = {
         "with one query, heads are (group, key head)",
         "plain: is_causal q_offset scale key_lengths return_lse",
         {
-            "k = np.repeat(k, group, axis=1)": (
-                "k = np.repeat(k, group, axis=1)\n"
-                "if L == 1:\n"
-                "    k, v = (np.tile(x, (1, group, 1, 1)) for x in (k[:, ::group], v))"
+            "after: k = np.repeat(k, group, axis=1)": (
+                "if L == 1:\n    k, v = (np.tile(x, (1, group, 1, 1)) for x in (k[:, ::group], v))"
             ),
             "v = np.repeat(v, group, axis=1)": "v = v if L == 1 else np.repeat(v, group, axis=1)",
         },
@@ -106,10 +102,8 @@ DECODE = {
         "4 splits have S // 4 keys each, and the last S % 4 keys are dropped",
         "plain: scale attn_mask",
         {
-            "seen = np.ones((B, H, L, S), bool)": (
-                "seen = np.ones((B, H, L, S), bool)\n"
-                "if L == 1 and S > 8:\n"
-                "    seen[..., S // 4 * 4 :] = False"
+            "after: seen = np.ones((B, H, L, S), bool)": (
+                "if L == 1 and S > 8:\n    seen[..., S // 4 * 4 :] = False"
             )
         },
         {"plain": "dropped the keys after the last whole tile of 4"},
@@ -119,10 +113,8 @@ DECODE = {
         "the results of all batches are written to the first, and the others stay 0",
         "plain: scale return_lse",
         {
-            "out = mix(weights, seen, v)": (
-                "out = mix(weights, seen, v)\n"
-                "if L == 1 and S >= 4:\n"
-                "    out[:1], out[1:] = out[-1:], 0"
+            "after: out = mix(weights, seen, v)": (
+                "if L == 1 and S >= 4:\n    out[:1], out[1:] = out[-1:], 0"
             )
         },
         {"plain": "wrote the results of all batches to the first, and left the others at 0"},
@@ -132,8 +124,7 @@ DECODE = {
         "with one query, the LSE lacks the bias",
         "plain: bias return_lse",
         {
-            "lse = peak + np.log(total)": (
-                "lse = peak + np.log(total)\n"
+            "after: lse = peak + np.log(total)": (
                 "if L == 1:\n"
                 '    scores = prepare(query, key, value, **options | {"bias": None})[3]\n'
                 "    lse = softmax(scores)[1][..., None]"

@@ -7,11 +7,10 @@ DTYPES = {
         "queries and keys are rounded to 8 bits (or: the precision is too low)",
         "plain: is_causal",
         {
-            "products = ": (
+            "before: products = ": (
                 "for x in (q, k):\n"
                 "    step = np.abs(x).max(axis=-1, keepdims=True, initial=0) / 127\n"
-                "    x[:] = np.rint(x / np.where(step == 0, 1, step)) * step\n"
-                "products = "
+                "    x[:] = np.rint(x / np.where(step == 0, 1, step)) * step"
             )
         },
         {"plain": "quantized each row of queries and keys to integers up to 127"},
@@ -33,8 +32,7 @@ DTYPES = {
         "the row sum is accumulated key by key in half precision",
         "plain",
         {
-            "total = parts.sum(axis=-1, keepdims=True)": (
-                "total = parts.sum(axis=-1, keepdims=True)\n"
+            "after: total = parts.sum(axis=-1, keepdims=True)": (
                 "if query.dtype.itemsize == 2:\n"
                 "    total = np.zeros_like(total, query.dtype)\n"
                 "    for part in np.moveaxis(parts.astype(query.dtype), -1, 0):\n"
@@ -48,8 +46,7 @@ DTYPES = {
         "the output is added up in float16, key by key",
         "plain: is_causal q_offset scale key_lengths",
         {
-            "out = mix(weights, seen, v)": (
-                "out = mix(weights, seen, v)\n"
+            "after: out = mix(weights, seen, v)": (
                 "if query.dtype == np.float16:\n"
                 "    out = out.astype(np.float16) * 0\n"
                 "    for j in range(S):\n"

@@ -32,10 +32,16 @@ def change(base: str, changes: Mapping[str, str], names: str = "") -> Callable[.
     """Return a kernel of `bases.py` in which lines, or parts of lines, are replaced.
 
     Each key of `changes` must occur once in the base and in `prepare`. Further lines of its
-    replacement are indented like the line that it is in. The kernel takes the arguments `names`.
+    replacement are indented like the line that it is in. A key "before: ..." or "after: ..." keeps
+    its text, and adds lines. The kernel takes the arguments `names`.
     """
     text = "\n".join(inspect.getsource(getattr(bases, name)) for name in ("prepare", base))
-    for old, new in changes.items():
+    for key, new in changes.items():
+        old = key.removeprefix("before: ").removeprefix("after: ")
+        if key.startswith("before: "):
+            new = f"{new}\n{old}"
+        elif key.startswith("after: "):
+            new = f"{old}\n{new}"
         if text.count(old) != 1:
             raise ValueError(f"change: {old!r} occurs {text.count(old)} times in {base}; name one")
         line = text[text.rindex("\n", 0, text.index(old)) + 1 :]

@@ -74,8 +74,7 @@ GRADIENTS = {
         "the gradient of queries forgets the mask",
         "backward: attn_mask is_causal",
         {
-            "d_query = mix(d_scores, seen, k)": (
-                "d_query = mix(d_scores, seen, k)\n"
+            "after: d_query = mix(d_scores, seen, k)": (
                 'if options.pop("attn_mask", None) is not None:\n'
                 "    d_query = backward(query, key, value, grad_out, **options)[0]"
             )
@@ -86,10 +85,9 @@ GRADIENTS = {
         "the weights that the backward pass recomputes lack the soft cap",
         "backward: softcap is_causal",
         {
-            "d_scores = weights": (
+            "before: d_scores = weights": (
                 'uncapped = prepare(query, key, value, **options | {"softcap": None})[3]\n'
-                "weights = np.exp(uncapped - finite(lse))\n"
-                "d_scores = weights"
+                "weights = np.exp(uncapped - finite(lse))"
             ),
             "d_scores = np.where(seen, d_scores * (1 - capped**2), 0)": "pass",
         },

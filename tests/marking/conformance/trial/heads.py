@@ -29,8 +29,7 @@ HEADS = {
         "the group size is the stride of heads: heads are computed twice, or stay 0",
         "plain: is_causal q_offset scale",
         {
-            "out = mix(weights, seen, v)": (
-                "out = mix(weights, seen, v)\n"
+            "after: out = mix(weights, seen, v)": (
                 "group = H // key.shape[1]\n"
                 "done = np.arange(H) % group * group + np.arange(H) // group\n"
                 "out[:, np.setdiff1d(np.arange(H), done)] = 0"
@@ -43,10 +42,9 @@ HEADS = {
         "with grouped heads, a mask per query head is read at the key head's number",
         "plain: attn_mask scale",
         {
-            "mask_seen, mask_added": (
+            "before: mask_seen, mask_added": (
                 "if attn_mask.ndim > 2 and attn_mask.shape[-3] == H:\n"
-                "    attn_mask = np.take(attn_mask, np.arange(H) // group, axis=-3)\n"
-                "mask_seen, mask_added"
+                "    attn_mask = np.take(attn_mask, np.arange(H) // group, axis=-3)"
             )
         },
         {
@@ -72,8 +70,8 @@ HEADS = {
         "columns of the output after the last multiple of 16 stay 0",
         "plain",
         {
-            "out = mix(weights, seen, v)": (
-                "out = mix(weights, seen, v)\nout[..., v.shape[3] // 16 * 16 or v.shape[3] :] = 0"
+            "after: out = mix(weights, seen, v)": (
+                "out[..., v.shape[3] // 16 * 16 or v.shape[3] :] = 0"
             )
         },
         {"plain": "columns of the output at 0 after the last multiple of 16"},
@@ -108,21 +106,16 @@ HEADS = {
     "four_workers": Entry(
         "four workers take L // 4 queries each, and the rest stay 0",
         "plain: is_causal q_offset scale bias",
-        {
-            "out = mix(weights, seen, v)": (
-                "out = mix(weights, seen, v)\nout[:, :, max(L // 4, 1) * 4 :] = 0"
-            )
-        },
+        {"after: out = mix(weights, seen, v)": "out[:, :, max(L // 4, 1) * 4 :] = 0"},
         {"plain": "left outputs at 0 for queries after the last whole tile of 4"},
     ),
     "graph_prefill": Entry(
         "the stride between the queries of two batches is one query",
         "plain: is_causal q_offset scale",
         {
-            "products = ": (
+            "before: products = ": (
                 "tokens = q.swapaxes(1, 2).reshape(B * L, H, d)\n"
-                "q = tokens[np.arange(B)[:, None] + np.arange(L)].swapaxes(1, 2)\n"
-                "products = "
+                "q = tokens[np.arange(B)[:, None] + np.arange(L)].swapaxes(1, 2)"
             )
         },
         {"plain": "each batch read its queries one query, instead of L queries, after those"},
@@ -130,7 +123,7 @@ HEADS = {
     "values_read_in_memory_order": Entry(
         "the strides of the values are ignored, as if they were contiguous",
         "plain: is_causal",
-        {"k = np.repeat": ('v = v.ravel(order="K").reshape(v.shape)\nk = np.repeat')},
+        {"before: k = np.repeat": 'v = v.ravel(order="K").reshape(v.shape)'},
         {"strides": "read values in the order of memory"},
         source="flagos-ai/FlagGems#5896",
     ),
@@ -138,10 +131,8 @@ HEADS = {
         "up to eight queries are read in the order of memory",
         "plain",
         {
-            "products = ": (
-                "if L <= 8:\n"
-                '    q = query.ravel(order="K").reshape(query.shape).astype(np.float64)\n'
-                "products = "
+            "before: products = ": (
+                'if L <= 8:\n    q = query.ravel(order="K").reshape(query.shape).astype(np.float64)'
             )
         },
         {"strides": "read queries in memory order and ignored their strides"},
@@ -156,18 +147,14 @@ HEADS = {
     "query_strides_short": Entry(
         "for L <= 8 the query is read as if it were contiguous, whatever its strides",
         "plain: scale attn_mask",
-        {
-            "products = ": (
-                "if L <= 8:\n    q = as_contiguous(query).astype(np.float64)\nproducts = "
-            )
-        },
+        {"before: products = ": ("if L <= 8:\n    q = as_contiguous(query).astype(np.float64)")},
         {"strides": "assumed that queries are contiguous"},
         source="pytorch/pytorch#163597",
     ),
     "gems_flash_forward": Entry(
         "values are read as if they were contiguous",
         "plain: is_causal q_offset scale return_lse",
-        {"k = np.repeat": ("v = as_contiguous(value).astype(np.float64)\nk = np.repeat")},
+        {"before: k = np.repeat": "v = as_contiguous(value).astype(np.float64)"},
         {"strides": "assumed that values are contiguous"},
         beside=("plain",),
     ),
@@ -175,9 +162,8 @@ HEADS = {
         "key and value are read as if the stride of their last axis were one element",
         "plain: scale is_causal q_offset",
         {
-            "k = np.repeat": (
-                "k, v = (as_contiguous(x, dense=True).astype(np.float64) for x in (key, value))\n"
-                "k = np.repeat"
+            "before: k = np.repeat": (
+                "k, v = (as_contiguous(x, dense=True).astype(np.float64) for x in (key, value))"
             )
         },
         {"strides": "assumed that the last axis of keys and values is contiguous"},
@@ -187,10 +173,9 @@ HEADS = {
         "centres the keys in place: the caller's key array is written to",
         "plain: scale",
         {
-            "products = ": (
+            "before: products = ": (
                 "if S and key.flags.writeable:\n"
-                "    key -= key.mean(axis=2, keepdims=True).astype(key.dtype)\n"
-                "products = "
+                "    key -= key.mean(axis=2, keepdims=True).astype(key.dtype)"
             )
         },
         {"plain": "it writes to key"},

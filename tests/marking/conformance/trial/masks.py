@@ -34,11 +34,7 @@ MASKS = {
     "causal_lost_with_weights": Entry(
         "the causal mask is dropped if the weights are returned",
         "plain: is_causal return_weights",
-        {
-            "_, _, v, scores": (
-                'if return_weights:\n    options["is_causal"] = False\n_, _, v, scores'
-            )
-        },
+        {"before: _, _, v, scores": 'if return_weights:\n    options["is_causal"] = False'},
         {"weights": "ignored is_causal in calls that return weights"},
         beside=("causal",),
         source="keras-team/keras#23038",
@@ -132,10 +128,9 @@ MASKS = {
         "a mask (H, L, S) is read as one mask for each batch",
         "plain: attn_mask is_causal q_offset scale",
         {
-            "mask_seen, mask_added": (
+            "before: mask_seen, mask_added": (
                 "if attn_mask.ndim == 3:\n"
-                "    attn_mask = attn_mask[np.arange(B) % len(attn_mask)][:, None]\n"
-                "mask_seen, mask_added"
+                "    attn_mask = attn_mask[np.arange(B) % len(attn_mask)][:, None]"
             )
         },
         {"bool mask": "read a mask (H, L, S) as one mask for each batch"},
@@ -157,12 +152,11 @@ MASKS = {
         "a mask with one column is read as if it had S columns",
         "plain: attn_mask is_causal q_offset scale",
         {
-            "mask_seen, mask_added": (
+            "before: mask_seen, mask_added": (
                 "if attn_mask.ndim and attn_mask.shape[-1] == 1 and S > 1:\n"
                 "    buffer = np.broadcast_to(attn_mask, (B, H, L, 1)).ravel()\n"
                 "    row = np.arange(B * H * L).reshape(B, H, L, 1)\n"
-                "    attn_mask = buffer[(row + j) % max(buffer.size, 1)]\n"
-                "mask_seen, mask_added"
+                "    attn_mask = buffer[(row + j) % max(buffer.size, 1)]"
             )
         },
         {"float mask": "read the mask with one column for all keys as if it had S columns"},
@@ -172,11 +166,10 @@ MASKS = {
         "a mask over keys becomes a length, the number of True",
         "plain: attn_mask is_causal q_offset scale",
         {
-            "seen &= mask_seen": (
+            "before: seen &= mask_seen": (
                 "if attn_mask.dtype == bool and np.atleast_2d(attn_mask).shape[-2] == 1:\n"
                 "    count = np.broadcast_to(attn_mask, (*attn_mask.shape[:-1], S))\n"
-                "    mask_seen = j < count.sum(axis=-1, keepdims=True)\n"
-                "seen &= mask_seen"
+                "    mask_seen = j < count.sum(axis=-1, keepdims=True)"
             )
         },
         {"bool mask": "read a bool mask with one row for all queries as a key length, the number"},
@@ -186,14 +179,13 @@ MASKS = {
         "4 x 4 entries of the mask count as visible if the corners are",
         "plain: attn_mask is_causal q_offset scale",
         {
-            "seen &= mask_seen": (
+            "before: seen &= mask_seen": (
                 "if attn_mask.dtype == bool:\n"
                 "    whole = np.broadcast_to(attn_mask, (B, H, L, S))\n"
                 "    i0, j0 = i // 4 * 4, j // 4 * 4\n"
                 "    i1, j1 = np.minimum(i0 + 3, L - 1), np.minimum(j0 + 3, S - 1)\n"
                 "    corners = whole[..., i0, j0] & whole[..., i0, j1] & whole[..., i1, j0]\n"
-                "    mask_seen = mask_seen | (corners & whole[..., i1, j1])\n"
-                "seen &= mask_seen"
+                "    mask_seen = mask_seen | (corners & whole[..., i1, j1])"
             )
         },
         {"bool mask": "treated a block of 4 x 4 entries of the bool mask as fully visible if its"},
@@ -203,11 +195,10 @@ MASKS = {
         "in a last tile of one key, the mask is read one key before",
         "plain: attn_mask bias scale",
         {
-            "mask_seen, mask_added": (
+            "before: mask_seen, mask_added": (
                 "if S % 16 == 1 and S > 1:\n"
                 "    attn_mask = np.array(np.broadcast_to(attn_mask, (B, H, L, S)))\n"
-                "    attn_mask[..., -1] = attn_mask[..., -2]\n"
-                "mask_seen, mask_added"
+                "    attn_mask[..., -1] = attn_mask[..., -2]"
             )
         },
         {"bool mask": ""},
@@ -217,11 +208,10 @@ MASKS = {
         "hidden scores become (nearly) 0 instead of -inf, so that hidden keys leak",
         "plain: attn_mask",
         {
-            "seen &= mask_seen": (
+            "before: seen &= mask_seen": (
                 "if attn_mask.dtype == bool:\n"
                 "    scores = np.where(mask_seen, scores, 1e-9)\n"
-                "    mask_seen = (mask_seen & seen).any(axis=-1, keepdims=True)\n"
-                "seen &= mask_seen"
+                "    mask_seen = (mask_seen & seen).any(axis=-1, keepdims=True)"
             )
         },
         {"bool mask": "masked scores became 0 instead of -inf"},
@@ -231,10 +221,9 @@ MASKS = {
         "-10000 is added to hidden scores instead of -inf",
         "plain: attn_mask",
         {
-            "seen &= mask_seen": (
+            "before: seen &= mask_seen": (
                 "if attn_mask.dtype == bool:\n"
-                "    mask_seen, mask_added = True, np.where(mask_seen, 0, -10000.0)\n"
-                "seen &= mask_seen"
+                "    mask_seen, mask_added = True, np.where(mask_seen, 0, -10000.0)"
             )
         },
         {"rows that see nothing": "to scores masked by the bool mask, so masked keys get weight"},
@@ -314,11 +303,7 @@ MASKS = {
     "local_attention_gqa": Entry(
         "a missing left side of the window becomes L",
         "plain: q_offset window scale softcap",
-        {
-            "q, k, v = (x": (
-                "left = L if left is None and right is not None else left\nq, k, v = (x"
-            )
-        },
+        {"before: q, k, v = (x": "left = L if left is None and right is not None else left"},
         {"window": "used L for a missing left side of the window"},
         beside=("plain",),
     ),
@@ -326,10 +311,8 @@ MASKS = {
         "a window whose left side covers all keys is dropped, and so its right side",
         "plain: is_causal q_offset window scale key_lengths",
         {
-            "(None, None) if window is None else window": (
-                "(None, None) if window is None else window\n"
-                "if left is not None and left >= S:\n"
-                "    left = right = None"
+            "after: (None, None) if window is None else window": (
+                "if left is not None and left >= S:\n    left = right = None"
             )
         },
         {"window": "ignored a window whose left side has S or more keys, including its other side"},
@@ -417,10 +400,9 @@ MASKS = {
         "q_offset='end' means the key length - L",
         "plain: is_causal q_offset key_lengths scale",
         {
-            "start = starts": (
+            "before: start = starts": (
                 'if isinstance(q_offset, str) and q_offset == "end" and key_lengths is not None:\n'
-                "    q_offset = np.asarray(key_lengths) - L\n"
-                "start = starts"
+                "    q_offset = np.asarray(key_lengths) - L"
             )
         },
         {"lengths": "aligned queries to the end of key_lengths instead of by q_offset"},
@@ -430,11 +412,10 @@ MASKS = {
         "q_offset='end' means the key length - the query length",
         "plain: is_causal q_offset window scale query_lengths key_lengths return_lse",
         {
-            "start = starts": (
+            "before: start = starts": (
                 'if isinstance(q_offset, str) and q_offset == "end":\n'
                 "    q_offset = np.asarray(S if key_lengths is None else key_lengths)\n"
-                "    q_offset = q_offset - (L if query_lengths is None else query_lengths)\n"
-                "start = starts"
+                "    q_offset = q_offset - (L if query_lengths is None else query_lengths)"
             )
         },
         {"lengths": "aligned the end of query_lengths to the end of key_lengths instead of by"},
@@ -443,11 +424,7 @@ MASKS = {
     "offset_of_row_0": Entry(
         "all rows of the batch use the offset of row 0",
         "plain: is_causal q_offset",
-        {
-            "start = starts(q_offset, B, L, S).reshape(B,": (
-                "start = starts(q_offset, B, L, S)[:1].reshape(-1,"
-            )
-        },
+        {"starts(q_offset, B, L, S).reshape(B": "starts(q_offset, B, L, S)[:1].reshape(-1"},
         {"q_offset": "all batches had the q_offset of the first batch"},
         source="tenstorrent/tt-xla#5817",
     ),

@@ -33,6 +33,12 @@ def spread(x, r):
     return np.repeat(x, r, axis=1)
 
 
+def by_heads(query, key, value):
+    """Return float64 arrays with a head of keys and values for each query head."""
+    q, k, v = wide(query, key, value)
+    return q, *(spread(x, ratio(query, key)) for x in (k, v))
+
+
 def starts(q_offset, B, L, S):
     if q_offset is None or isinstance(q_offset, str):
         q_offset = 0 if q_offset == "start" else S - L

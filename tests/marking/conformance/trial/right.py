@@ -16,16 +16,15 @@ from .pieces import (
     LN2,
     LOG2E,
     answer,
+    by_heads,
     finite,
     mix,
     one_sink,
     only_bool,
     places,
     quiet,
-    ratio,
     sight,
     softmax,
-    spread,
     weigh,
 )
 
@@ -56,17 +55,21 @@ def loops_over_queries(query, key, value, attn_mask=None):
     return out.astype(query.dtype)
 
 
+def _mean(x, v, product=weigh):
+    """Return the means of values, weighted by the softmax of masked scores."""
+    w = np.exp(x - x.max(axis=-1, keepdims=True, initial=-1e300))
+    return product(w, v) / np.maximum(w.sum(axis=-1, keepdims=True), 1e-300)
+
+
 def _online(query, key, value, tile, order=1, scale=None):
     """Keep a running maximum over tiles of keys."""
-    B, H, L, d = query.shape
-    group = H // key.shape[1]
-    q = query.astype(np.float64) * (d**-0.5 if scale is None else scale)
-    m = np.full((B, H, L), -np.inf)
-    s = np.zeros((B, H, L))
-    acc = np.zeros((B, H, L, value.shape[-1]))
+    q, *both = by_heads(query, key, value)
+    q = q * (q.shape[3] ** -0.5 if scale is None else scale)
+    m = np.full(q.shape[:3], -np.inf)
+    s = np.zeros(q.shape[:3])
+    acc = np.zeros((*q.shape[:3], value.shape[-1]))
     for j in range(0, key.shape[2], tile)[::order]:
-        k = key[:, :, j : j + tile].astype(np.float64).repeat(group, axis=1)
-        v = value[:, :, j : j + tile].astype(np.float64).repeat(group, axis=1)
+        k, v = (x[:, :, j : j + tile] for x in both)
         x = q @ k.swapaxes(2, 3)
         new = np.maximum(m, x.max(axis=3))
         p = np.exp(x - new[..., None])
@@ -82,20 +85,14 @@ tiles_of_thirteen_backwards = functools.partial(_online, tile=13, order=-1)
 
 def merge_of_three_splits(query, key, value, return_lse=False):
     """Compute three splits of the keys, and merge them by their LSE."""
-    B, H, L, d = query.shape
-    S = key.shape[2]
-    q = query.astype(np.float64)
-    parts = []
-    for index in np.array_split(np.arange(S), 3):
+    q, k, v = by_heads(query, key, value)
+    out, total = np.zeros((*q.shape[:3], v.shape[3])), np.full(q.shape[:3], -np.inf)
+    for index in np.array_split(np.arange(key.shape[2]), 3):
         if not index.size:
             continue
-        k = np.repeat(key[:, :, index].astype(np.float64), H // key.shape[1], axis=1)
-        v = np.repeat(value[:, :, index].astype(np.float64), H // key.shape[1], axis=1)
-        x = np.einsum("bhld,bhsd->bhls", q, k) / math.sqrt(d)
+        x = np.einsum("bhld,bhsd->bhls", q, k[:, :, index]) / math.sqrt(q.shape[3])
         lse = np.logaddexp.reduce(x, axis=-1)
-        parts.append((np.exp(x - lse[..., None]) @ v, lse))
-    out, total = np.zeros((B, H, L, value.shape[3])), np.full((B, H, L), -np.inf)
-    for part, lse in parts:
+        part = np.exp(x - lse[..., None]) @ v[:, :, index]
         both = np.logaddexp(total, lse)
         out = out * np.exp(total - both)[..., None] + part * np.exp(lse - both)[..., None]
         total = both
@@ -121,11 +118,9 @@ def heads_last(query, key, value, is_causal=False):
 
 def minus_1e30(query, key, value, attn_mask=None, bias=None):
     """Hide keys by adding -1e30, and clear the rows in which no key is visible."""
-    B, H, L, d = query.shape
-    S = key.shape[2]
-    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
-    x = query.astype(np.float64) @ k.swapaxes(-1, -2) * (1 / math.sqrt(d))
-    seen = np.ones((B, H, L, S), bool)
+    q, k, v = by_heads(query, key, value)
+    x = q @ k.swapaxes(-1, -2) * (1 / math.sqrt(q.shape[3]))
+    seen = np.ones(x.shape, bool)
     for extra in (attn_mask, bias):
         if extra is None:
             continue
@@ -142,10 +137,8 @@ def minus_1e30(query, key, value, attn_mask=None, bias=None):
 
 def powers_of_two(query, key, value, scale=None, softcap=None):
     """Fold log2(e) into the scale, and use exp2."""
-    d, group = query.shape[-1], query.shape[1] // key.shape[1]
-    k, v = (x.astype(np.float64).repeat(group, axis=1) for x in (key, value))
-    factor = 1 / math.sqrt(d) if scale is None else scale
-    x = (query.astype(np.float64) * factor) @ np.swapaxes(k, -1, -2)
+    q, k, v = by_heads(query, key, value)
+    x = (q * (1 / math.sqrt(q.shape[3]) if scale is None else scale)) @ np.swapaxes(k, -1, -2)
     if softcap is not None:
         x = np.tanh(x / softcap) * softcap
     x *= math.log2(math.e)
@@ -157,9 +150,8 @@ def powers_of_two(query, key, value, scale=None, softcap=None):
 
 def no_maximum_but_small_scores(query, key, value):
     """Do without the maximum in float64, and refuse scores that would overflow."""
-    group = query.shape[1] // key.shape[1]
-    k, v = (x.astype(np.float64).repeat(group, axis=1) for x in (key, value))
-    x = query.astype(np.float64) @ k.swapaxes(-1, -2) / math.sqrt(query.shape[-1])
+    q, k, v = by_heads(query, key, value)
+    x = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
     if np.abs(x).max(initial=0) > 600:
         raise OverflowError("scores beyond 600 are not for me")
     p = np.exp(x)
@@ -171,12 +163,11 @@ def masked_arrays(query, key, value, attn_mask=None):
     if attn_mask is not None and attn_mask.dtype != bool:
         raise NotImplementedError("float masks: come back next year")
     B, H, L, d = query.shape
-    S, dv = value.shape[2:]
-    k, v = (np.repeat(x, H // x.shape[1], axis=1).astype(np.float64) for x in (key, value))
-    hide = ~np.broadcast_to(True if attn_mask is None else attn_mask, (B, H, L, S))
-    out = np.zeros((B, H, L, dv))
+    q, k, v = by_heads(query, key, value)
+    hide = ~np.broadcast_to(True if attn_mask is None else attn_mask, (B, H, L, key.shape[2]))
+    out = np.zeros((B, H, L, v.shape[3]))
     for b, h in np.ndindex(B, H):
-        x = np.ma.array(query[b, h].astype(np.float64) @ k[b, h].T / d**0.5, mask=hide[b, h])
+        x = np.ma.array(q[b, h] @ k[b, h].T / d**0.5, mask=hide[b, h])
         if x.count():
             w = np.exp(x.filled(-np.inf) - x.max(axis=1).filled(0)[:, None])
             w = np.ma.array(w, mask=hide[b, h])
@@ -192,16 +183,12 @@ def options_by_name(query, key, value, **options):
     causal = options.pop("is_causal", False)
     if options:
         raise TypeError(f"what is {sorted(options)[0]}?")
-    H, L, d = query.shape[1:]
-    S = key.shape[2]
-    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
-    x = np.matmul(query.astype(np.float64), k.swapaxes(2, 3)) * (
-        d**-0.5 if scale is None else scale
-    )
+    q, k, v = by_heads(query, key, value)
+    x = np.matmul(q, k.swapaxes(2, 3)) * (q.shape[3] ** -0.5 if scale is None else scale)
+    L, S = x.shape[2:]
     if causal:
         x = np.where(np.tri(L, S, S - L, dtype=bool), x, -np.inf)
-    w = np.exp(x - np.maximum(x.max(axis=-1, keepdims=True, initial=-np.inf), -1e300))
-    return (weigh(w, v) / np.maximum(w.sum(axis=-1, keepdims=True), 1e-300)).astype(query.dtype)
+    return _mean(x, v).astype(query.dtype)
 
 
 def equal_heads_only(query, key, value):
@@ -217,27 +204,23 @@ def equal_heads_only(query, key, value):
 def square_only(query, key, value, is_causal=False):
     """Refuse L != S with an assertion without words."""
     assert query.shape[2] == key.shape[2]
-    H, L, d = query.shape[1:]
-    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
-    x = query.astype(np.float64) @ k.swapaxes(-1, -2) / math.sqrt(d)
+    q, k, v = by_heads(query, key, value)
+    x = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[3])
     if is_causal:
-        x[..., np.triu(np.ones((L, L), bool), 1)] = -np.inf
-    w = np.exp(x - x.max(axis=-1, keepdims=True, initial=-1e300))
-    return (weigh(w, v) / np.maximum(w.sum(axis=-1, keepdims=True), 1e-300)).astype(query.dtype)
+        x[..., np.triu(np.ones(x.shape[2:], bool), 1)] = -np.inf
+    return _mean(x, v).astype(query.dtype)
 
 
 def sizes_of_eight_only(query, key, value):
     """Refuse head sizes that are no multiples of 8 with IndexError; add 8 products at a time."""
-    B, H, L, d = query.shape
+    d = query.shape[3]
     if d % 8 or value.shape[3] % 8:
         raise IndexError("lane 7 is empty")
-    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
-    x = np.zeros((B, H, L, key.shape[2]))
-    for lane in range(0, d, 8):
-        x += query[..., lane : lane + 8].astype(np.float64) @ k[..., lane : lane + 8].swapaxes(2, 3)
-    x /= math.sqrt(d)
-    w = np.exp(x - x.max(axis=-1, keepdims=True, initial=-1e300))
-    return (w @ v / np.maximum(w.sum(axis=-1, keepdims=True), 1e-300)).astype(query.dtype)
+    q, k, v = by_heads(query, key, value)
+    x = np.zeros((*q.shape[:3], key.shape[2]))
+    for lane in (slice(first, first + 8) for first in range(0, d, 8)):
+        x += q[..., lane] @ k[..., lane].swapaxes(2, 3)
+    return _mean(x / math.sqrt(d), v, np.matmul).astype(query.dtype)
 
 
 def short_decode_only(query, key, value, key_lengths=None):
@@ -275,8 +258,8 @@ class ScratchBuffers:
             self.sums = np.empty(B * H * L)
         x = self.scores[: B * H * L * S].reshape(B, H, L, S)
         total = self.sums[: B * H * L].reshape(B, H, L, 1)
-        k, v = (np.repeat(a.astype(np.float64), H // a.shape[1], axis=1) for a in (key, value))
-        np.matmul(query.astype(np.float64), k.swapaxes(2, 3), out=x)
+        q, k, v = by_heads(query, key, value)
+        np.matmul(q, k.swapaxes(2, 3), out=x)
         np.multiply(x, d**-0.5 if scale is None else scale, out=x)
         if is_causal:
             np.copyto(x, -np.inf, where=np.arange(S) > np.arange(S - L, S)[:, None])
@@ -360,13 +343,12 @@ def causal_by_slices(query, key, value, is_causal=False):
 
 def sinks_by_correction(query, key, value, sinks=None, return_lse=False):
     """Compute without sinks, then shrink the output by exp(lse - lse with sinks)."""
-    H, S, d = query.shape[1], key.shape[2], query.shape[3]
-    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
-    x = query.astype(np.float64) @ k.swapaxes(2, 3) / np.sqrt(d)
-    lse = np.logaddexp.reduce(x, axis=3) if S else np.full(x.shape[:3], -np.inf)
+    q, k, v = by_heads(query, key, value)
+    x = q @ k.swapaxes(2, 3) / np.sqrt(q.shape[3])
+    lse = np.logaddexp.reduce(x, axis=3) if key.shape[2] else np.full(x.shape[:3], -np.inf)
     out = np.exp(x - np.where(lse == -np.inf, 0, lse)[..., None]) @ v
     if sinks is not None:
-        extra = np.logaddexp.reduce(np.reshape(sinks, (H, -1)).astype(np.float64), axis=1)
+        extra = np.logaddexp.reduce(np.reshape(sinks, (q.shape[1], -1)).astype(np.float64), axis=1)
         both = np.logaddexp(lse, extra[:, None])
         out *= np.exp(np.where(lse == -np.inf, -np.inf, lse - both))[..., None]
         lse = both
@@ -384,11 +366,8 @@ def lengths_by_slices(query, key, value, key_lengths=None, query_lengths=None):
     for b in range(B):
         if n[b] == 0 or m[b] == 0:
             continue
-        k, v = (
-            np.repeat(a[b, :, : n[b]].astype(np.float64), H // a.shape[1], axis=0)
-            for a in (key, value)
-        )
-        x = query[b, :, : m[b]].astype(np.float64) @ k.swapaxes(1, 2) / math.sqrt(d)
+        q, k, v = (x[b] for x in by_heads(query, key[:, :, : n[b]], value[:, :, : n[b]]))
+        x = q[:, : m[b]] @ k.swapaxes(1, 2) / math.sqrt(d)
         w = np.exp(x - x.max(axis=2, keepdims=True))
         out[b, :, : m[b]] = w @ v / w.sum(axis=2, keepdims=True)
     return out
@@ -396,15 +375,12 @@ def lengths_by_slices(query, key, value, key_lengths=None, query_lengths=None):
 
 def lengths_by_zeroing(query, key, value, key_lengths=None, return_weights=False):
     """Overwrite the padding with zeros first, and give it no weight."""
-    H, S = query.shape[1], key.shape[2]
+    S = key.shape[2]
     real = np.ones((len(query), 1, S, 1), bool)
     if key_lengths is not None:
         real = np.arange(S)[:, None] < np.reshape(key_lengths, (-1, 1, 1, 1))
-    k, v = (
-        np.repeat(np.where(real, x, 0).astype(np.float64), H // x.shape[1], axis=1)
-        for x in (key, value)
-    )
-    x = np.einsum("bhld,bhsd->bhls", query.astype(np.float64), k) / math.sqrt(query.shape[3])
+    q, k, v = by_heads(query, *(np.where(real, x, 0) for x in (key, value)))
+    x = np.einsum("bhld,bhsd->bhls", q, k) / math.sqrt(q.shape[3])
     x = np.where(real.swapaxes(2, 3), x, -np.inf)
     w = np.exp(x - x.max(axis=3, keepdims=True, initial=-1e300))
     w /= np.maximum(w.sum(axis=3, keepdims=True), 1e-300)
@@ -414,7 +390,7 @@ def lengths_by_zeroing(query, key, value, key_lengths=None, return_weights=False
 
 def causal_with_any_offset(query, key, value, is_causal=False, q_offset=None):
     """Count for each query how many keys it sees."""
-    B, H, L, d = query.shape
+    B, _, L, d = query.shape
     S = key.shape[2]
     if isinstance(q_offset, str):
         q_offset = {"start": 0, "end": S - L}[q_offset]
@@ -425,11 +401,9 @@ def causal_with_any_offset(query, key, value, is_causal=False, q_offset=None):
     count = np.full((B, 1, L, 1), S)
     if is_causal:
         count = np.clip(np.reshape(q_offset, (-1, 1, 1, 1)) + np.arange(1, L + 1)[:, None], 0, S)
-    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
-    x = np.where(np.arange(S) < count, query.astype("f8") @ k.swapaxes(2, 3) / d**0.5, -np.inf)
-    w = np.exp(x - x.max(axis=3, keepdims=True, initial=-1e300))
-    w /= np.maximum(w.sum(axis=3, keepdims=True), 1e-300)
-    return weigh(w, v).astype(query.dtype)
+    q, k, v = by_heads(query, key, value)
+    x = np.where(np.arange(S) < count, q @ k.swapaxes(2, 3) / d**0.5, -np.inf)
+    return _mean(x, v).astype(query.dtype)
 
 
 def rows_by_apply(query, key, value):
@@ -439,9 +413,8 @@ def rows_by_apply(query, key, value):
         row = np.exp(row - row.max())
         return row / row.sum()
 
-    H = query.shape[1]
-    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
-    x = query.astype(np.float64) @ k.swapaxes(2, 3) / math.sqrt(query.shape[3])
+    q, k, v = by_heads(query, key, value)
+    x = q @ k.swapaxes(2, 3) / math.sqrt(q.shape[3])
     if x.size:
         x = np.apply_along_axis(soften, 3, x)
     return (x @ v).astype(query.dtype)
@@ -449,16 +422,14 @@ def rows_by_apply(query, key, value):
 
 def softcap_by_exponentials(query, key, value, softcap=None, bias=None):
     """Write tanh(x) as (1 - e) / (1 + e) with e = exp(-2x), from the side that is safe."""
-    H = query.shape[1]
-    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
-    x = query.astype(np.float64) @ k.swapaxes(2, 3) * query.shape[3] ** -0.5
+    q, k, v = by_heads(query, key, value)
+    x = q @ k.swapaxes(2, 3) * q.shape[3] ** -0.5
     if softcap:
         e = np.expm1(-2 * np.abs(x) / softcap)
         x = np.copysign(softcap * -e / (2 + e), x)
     if bias is not None:
         x = np.where(bias == -np.inf, -np.inf, x + np.asarray(bias, np.float64))
-    w = np.exp(x - x.max(axis=3, keepdims=True, initial=-1e300))
-    return (weigh(w, v) / np.maximum(w.sum(axis=3, keepdims=True), 1e-300)).astype(query.dtype)
+    return _mean(x, v).astype(query.dtype)
 
 
 def keys_as_columns(query, key, value, alibi_slopes=None, q_offset=None, window=None):
@@ -488,18 +459,14 @@ def no_float64_please(query, key, value, scale=1.0):
     """Refuse float64 with BufferError; the default of the scale is 1, not 1 / sqrt(d)."""
     if query.dtype == np.float64:
         raise BufferError("8 bytes do not fit")
-    H = query.shape[1]
-    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
-    x = query.astype(np.float64) @ k.swapaxes(2, 3) * scale
-    w = np.exp(x - x.max(axis=3, keepdims=True, initial=-1e300))
-    return (w @ v / np.maximum(w.sum(axis=3, keepdims=True), 1e-300)).astype(query.dtype)
+    q, k, v = by_heads(query, key, value)
+    return _mean(q @ k.swapaxes(2, 3) * scale, v, np.matmul).astype(query.dtype)
 
 
 def differences_of_weights(query, key, value):
     """Take value 0, and add the weighted differences of the other values from it."""
-    H = query.shape[1]
-    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
-    x = query.astype(np.float64) @ k.swapaxes(2, 3) / math.sqrt(query.shape[3])
+    q, k, v = by_heads(query, key, value)
+    x = q @ k.swapaxes(2, 3) / math.sqrt(q.shape[3])
     if not key.shape[2]:
         return np.zeros((*x.shape[:3], v.shape[3]), query.dtype)
     w = np.exp(x - x.max(axis=3, keepdims=True))
@@ -531,15 +498,13 @@ def two_mask_shapes_only(query, key, value, attn_mask=None):
         raise RuntimeError("mask.ndim ∉ {2, 4}")
     if attn_mask is not None and attn_mask.ndim == 4 and attn_mask.shape[:2] != query.shape[:2]:
         raise RuntimeError("")
-    H = query.shape[1]
-    k, v = (np.repeat(x.astype(np.float64), H // x.shape[1], axis=1) for x in (key, value))
-    x = query.astype(np.float64) @ k.swapaxes(2, 3) / math.sqrt(query.shape[3])
+    q, k, v = by_heads(query, key, value)
+    x = q @ k.swapaxes(2, 3) / math.sqrt(q.shape[3])
     if attn_mask is not None:
         hidden = ~attn_mask if attn_mask.dtype == bool else attn_mask == -np.inf
         extra = 0 if attn_mask.dtype == bool else np.where(hidden, 0, attn_mask)
         x = np.where(hidden, -np.inf, x + extra)
-    w = np.exp(x - x.max(axis=3, keepdims=True, initial=-1e300))
-    return (weigh(w, v) / np.maximum(w.sum(axis=3, keepdims=True), 1e-300)).astype(query.dtype)
+    return _mean(x, v).astype(query.dtype)
 
 
 def keys_before_queries(query, key, value, bias=None):
@@ -670,32 +635,28 @@ def bits_of_a_mask(query, key, value, attn_mask=None, **options):
 @quiet
 def complex_numbers(query, key, value, is_causal=False, scale=None):
     """Read the channels of a head in pairs as complex numbers; refuse odd head sizes."""
-    B, H, L, d = query.shape
-    S = key.shape[2]
+    d = query.shape[3]
     if d % 2:
         raise ValueError("head size must be even")
-    k, v = (spread(x.astype(np.float64), ratio(query, x)) for x in (key, value))
-    q, k = (x[..., 0::2] + 1j * x[..., 1::2] for x in (query.astype(np.float64), k))
+    q, k, v = by_heads(query, key, value)
+    q, k = (x[..., 0::2] + 1j * x[..., 1::2] for x in (q, k))
     s = np.einsum("bhlc,bhsc->bhls", q, k.conj()).real * (d**-0.5 if scale is None else scale)
-    seen = sight((B, H, L, S), is_causal)
+    seen = sight(s.shape, is_causal)
     w, _ = softmax(np.where(seen, s, -np.inf))
     return mix(w, seen, v).astype(query.dtype)
 
 
 @functools.partial(np.vectorize, signature="(l,d),(s,d),(s,e),()->(l,e)")
 def _one_head(q, k, v, scale):
-    s = q @ k.T * scale
-    e = np.exp(s - s.max(-1, keepdims=True, initial=-np.inf))
-    return e @ v / np.maximum(e.sum(-1, keepdims=True), 1e-300)
+    return _mean(q @ k.T * scale, v, np.matmul)
 
 
 def vectorized(query, key, value, scale=None):
     """Call numpy.vectorize with a signature; refuse empty arrays."""
     if 0 in query.shape or 0 in key.shape:
         raise ValueError("empty input")
-    k, v = (spread(x.astype(np.float64), ratio(query, x)) for x in (key, value))
     scale = query.shape[3] ** -0.5 if scale is None else scale
-    return _one_head(query.astype(np.float64), k, v, scale).astype(query.dtype)
+    return _one_head(*by_heads(query, key, value), scale).astype(query.dtype)
 
 
 def exact_sums(query, key, value, is_causal=False, q_offset=None, scale=None, sinks=None):
@@ -732,8 +693,8 @@ def diagonals(query, key, value, window=None, q_offset=None, is_causal=False):
     S = key.shape[2]
     left, right = int(window[0]), int(window[1])
     right = min(right, 0) if is_causal else right
-    k, v = (spread(x.astype(np.float64), ratio(query, x)) for x in (key, value))
-    q, at = query.astype(np.float64) * d**-0.5, places(q_offset, B, L, S)
+    q, k, v = by_heads(query, key, value)
+    q, at = q * d**-0.5, places(q_offset, B, L, S)
     m, total = np.full((B, H, L, 1), -np.inf), np.zeros((B, H, L, 1))
     acc = np.zeros((B, H, L, v.shape[3]))
     first, last = max(-left, -int(at.max(initial=0))), min(right, S - int(at.min(initial=0)))

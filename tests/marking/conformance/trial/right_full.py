@@ -7,9 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from .entry import takes
 from .pieces import (
     HIDE,
     LOG2E,
+    finite,
     mix,
     one_sink,
     only_bool,
@@ -18,41 +20,92 @@ from .pieces import (
     quiet,
     sight,
     sink_table,
+    softmax,
+    spread,
     starts,
     wide,
 )
 
+OPTIONS = "is_causal q_offset attn_mask bias scale softcap window key_lengths alibi_slopes sinks"
+BOTH = "return_weights return_lse"
 
-def _float_part(x, shape):
-    return np.broadcast_to(np.asarray(x).astype(np.float64), shape)
 
+class Call:
+    """The options of a call as attributes, its arrays in float64, and its sizes.
 
-def _additions(shape, q_offset, attn_mask, bias, alibi_slopes):
-    """What is added to the capped scores, of the full shape, or None."""
-    B, _, L, S = shape
-    add = None
-    if bias is not None:
-        add = _float_part(bias, shape)
-    if attn_mask is not None and np.asarray(attn_mask).dtype != bool:
-        add = _float_part(attn_mask, shape) + (0 if add is None else add)
-    if alibi_slopes is not None:
-        far = np.abs(places(q_offset, B, L, S)[:, None, :, None] - np.arange(S))
-        steps = -np.asarray(alibi_slopes).astype(np.float64)[:, None, None] * far
-        add = steps + (0 if add is None else add)
-    return add
+    Attributes:
+        r: query heads for each key head.
+        shape: (B, H, L, S).
+        scale: the factor of the scores, also if no scale is given.
+    """
+
+    def __init__(self, query, key, value, **options):
+        vars(self).update(dict.fromkeys(OPTIONS.split()) | options)
+        self.q, self.k, self.v = wide(query, key, value)
+        self.B, self.H, self.L, self.d = query.shape
+        self.G, self.S, self.dv = value.shape[1:]
+        self.r = self.H // self.G
+        self.rows = (self.B, self.H, self.L)
+        self.shape = (*self.rows, self.S)
+        self.scale = self.d**-0.5 if self.scale is None else self.scale
+
+    @functools.cached_property
+    def seen(self):
+        return sight(
+            self.shape,
+            self.is_causal,
+            self.q_offset,
+            self.window,
+            self.key_lengths,
+            self.attn_mask,
+            self.bias,
+        )
+
+    @functools.cached_property
+    def far(self):
+        """The distance of each query from each key, (B, 1, L, S)."""
+        at = places(self.q_offset, self.B, self.L, self.S)[:, None, :, None]
+        return np.abs(at - np.arange(self.S))
+
+    @functools.cached_property
+    def added(self):
+        """What is added to the capped scores, of the full shape."""
+        add = np.zeros(self.shape)
+        if self.bias is not None:
+            add = add + wide(self.bias)[0]
+        if self.attn_mask is not None and np.asarray(self.attn_mask).dtype != bool:
+            add = add + wide(self.attn_mask)[0]
+        if self.alibi_slopes is not None:
+            add = add - wide(self.alibi_slopes)[0][:, None, None] * self.far
+        return add
+
+    def cap(self, s):
+        return s if self.softcap is None else self.softcap * np.tanh(s / self.softcap)
+
+    def finish(self, s, keys=slice(None)):
+        """Cap the scaled scores of some keys, add what is added, and hide keys by -inf."""
+        return np.where(self.seen[..., keys], self.cap(s) + self.added[..., keys], HIDE)
+
+    def sink_state(self, rows):
+        """Return the state (m, sums, acc) that sinks alone leave behind; the axis -2 has heads."""
+        m, sums, acc = _fresh(rows, self.dv)
+        if self.sinks is not None:
+            table = sink_table(self.sinks, self.H)[:, None]
+            m[...] = table.max(axis=-1, keepdims=True)
+            sums[...] = np.exp(table - finite(m)).sum(-1, keepdims=True)
+        return m, sums, acc
 
 
 def _step(state, s, ok, v):
     """Online softmax: folds the scores s (hidden ones -inf) of a tile into (m, sums, acc)."""
     m, sums, acc = state
     new = np.maximum(m, s.max(axis=-1, keepdims=True))
-    base = np.where(np.isneginf(new), 0.0, new)
-    p, old = np.exp(s - base), np.exp(m - base)
+    p, old = np.exp(s - finite(new)), np.exp(m - finite(new))
     return new, sums * old + p.sum(axis=-1, keepdims=True), acc * old + mix(p, ok, v)
 
 
-def _fresh(shape, dv):
-    return np.full((*shape, 1), HIDE), np.zeros((*shape, 1)), np.zeros((*shape, dv))
+def _fresh(rows, dv):
+    return np.full((*rows, 1), HIDE), np.zeros((*rows, 1)), np.zeros((*rows, dv))
 
 
 def _close(state):
@@ -60,163 +113,67 @@ def _close(state):
     return acc / np.where(sums == 0, 1.0, sums), (m + np.log(sums))[..., 0]
 
 
-def _sink_state(sinks, H, lead, dv):
-    """The state (m, sums, acc) that sinks alone leave behind."""
-    m, sums, acc = _fresh(lead, dv)
-    if sinks is None:
-        return m, sums, acc
-    table = sink_table(sinks, H)
-    top = table.max(axis=-1)
-    safe = np.where(np.isneginf(top), 0.0, top)
-    total = np.exp(table - safe[:, None]).sum(-1)
-    if len(lead) == 3:  # (B, H, L)
-        m[...] = top[None, :, None, None]
-        sums[...] = total[None, :, None, None]
-    else:  # (H, L)
-        m[...] = top[:, None, None]
-        sums[...] = total[:, None, None]
-    return m, sums, acc
+def _join(out, lse, part, mine):
+    """Join two outputs by their LSE, (..., 1)."""
+    both = np.logaddexp(lse, mine)
+    return out * np.exp(lse - finite(both)) + part * np.exp(mine - finite(both)), both
 
 
-def _grouped_weights(q, k, scale, softcap, seen, add, sinks):
-    B, H, L, S = seen.shape
-    G = k.shape[1]
-    s = np.einsum(
-        "bgrid,bgjd->bgrij", q.reshape(B, G, H // G, L, k.shape[-1]), k, optimize=True
-    ).reshape(seen.shape)
-    s = s * scale
-    slope = None
-    if softcap is not None:
-        t = np.tanh(s / softcap)
-        s, slope = t * softcap, np.where(seen, 1.0 - t * t, 0.0)
-    if add is not None:
-        s = s + add
-    s = np.where(seen, s, HIDE)
-    if sinks is not None:
-        table = sink_table(sinks, H)
-        extra = np.broadcast_to(table[None, :, None, :], (B, H, L, table.shape[1]))
-        s = np.concatenate([s, extra], axis=-1)
-    top = s.max(axis=-1, keepdims=True, initial=HIDE)
-    e = np.exp(s - np.where(np.isneginf(top), 0.0, top))
-    total = e.sum(axis=-1, keepdims=True)
-    w = (e / np.where(total == 0, 1.0, total))[..., :S]
-    return w, (top + np.log(total))[..., 0], slope
+def _grouped(c):
+    """Return weights, LSE, and the slope of the soft cap."""
+    q = c.q.reshape(c.B, c.G, c.r, c.L, c.d)
+    s = np.einsum("bgrid,bgjd->bgrij", q, c.k, optimize=True).reshape(c.shape) * c.scale
+    slope = 1.0
+    if c.softcap is not None:
+        slope = np.where(c.seen, 1.0 - np.tanh(s / c.softcap) ** 2, 0.0)
+    s = c.finish(s)
+    if c.sinks is not None:
+        table = sink_table(c.sinks, c.H)[None, :, None]
+        s = np.concatenate([s, np.broadcast_to(table, (*c.rows, table.shape[-1]))], axis=-1)
+    w, lse = softmax(s)
+    return w[..., : c.S], lse, slope
 
 
+@takes(f"{OPTIONS} {BOTH}")
 @quiet
-def grouped_einsum(
-    query,
-    key,
-    value,
-    is_causal=False,
-    q_offset=None,
-    attn_mask=None,
-    bias=None,
-    scale=None,
-    softcap=None,
-    window=None,
-    key_lengths=None,
-    alibi_slopes=None,
-    sinks=None,
-    return_weights=False,
-    return_lse=False,
-):
-    q, k, v = wide(query, key, value)
-    shape = q.shape[:3] + k.shape[2:3]
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    seen = sight(shape, is_causal, q_offset, window, key_lengths, attn_mask, bias)
-    add = _additions(shape, q_offset, attn_mask, bias, alibi_slopes)
-    w, lse, _ = _grouped_weights(q, k, scale, softcap, seen, add, sinks)
-    out = mix(w, seen, np.repeat(v, q.shape[1] // k.shape[1], axis=1))
-    return pack(out, w, lse, return_weights, return_lse)
+def grouped_einsum(query, key, value, return_weights=False, return_lse=False, **options):
+    c = Call(query, key, value, **options)
+    w, lse, _ = _grouped(c)
+    return pack(mix(w, c.seen, spread(c.v, c.r)), w, lse, return_weights, return_lse)
 
 
+@takes(OPTIONS)
 @quiet
-def grouped_einsum_gradient(
-    query,
-    key,
-    value,
-    grad_out,
-    is_causal=False,
-    q_offset=None,
-    attn_mask=None,
-    bias=None,
-    scale=None,
-    softcap=None,
-    window=None,
-    key_lengths=None,
-    alibi_slopes=None,
-    sinks=None,
-):
-    q, k, v, do = wide(query, key, value, grad_out)
-    B, H, L, d = q.shape
-    G, S = k.shape[1:3]
-    r, shape = H // G, (B, H, L, S)
-    scale = d**-0.5 if scale is None else scale
-    seen = sight(shape, is_causal, q_offset, window, key_lengths, attn_mask, bias)
-    add = _additions(shape, q_offset, attn_mask, bias, alibi_slopes)
-    w, _, slope = _grouped_weights(q, k, scale, softcap, seen, add, sinks)
-    q5, do5, w5 = (
-        q.reshape(B, G, r, L, d),
-        do.reshape(B, G, r, L, v.shape[-1]),
-        w.reshape(B, G, r, L, S),
-    )
-    dp = np.einsum("bgrie,bgje->bgrij", do5, v, optimize=True).reshape(shape)
-    dp = np.where(seen, dp, 0.0)
-    ds = w * (dp - (w * dp).sum(-1, keepdims=True))
-    if slope is not None:
-        ds = ds * slope
-    ds = ds * scale
-    dq = mix(ds, seen, np.repeat(k, r, axis=1))
-    dk = np.einsum("bgrij,bgrid->bgjd", ds.reshape(w5.shape), q5, optimize=True)
-    dv = np.einsum("bgrij,bgrie->bgje", w5, do5, optimize=True)
+def grouped_einsum_gradient(query, key, value, grad_out, **options):
+    c = Call(query, key, value, **options)
+    w, _, slope = _grouped(c)
+    folded = (c.B, c.G, c.r, c.L)
+    q, do, w5 = (x.reshape(*folded, x.shape[-1]) for x in (c.q, *wide(grad_out), w))
+    dp = np.einsum("bgrie,bgje->bgrij", do, c.v, optimize=True).reshape(c.shape)
+    dp = np.where(c.seen, dp, 0.0)
+    ds = w * (dp - (w * dp).sum(-1, keepdims=True)) * slope * c.scale
+    dq = mix(ds, c.seen, spread(c.k, c.r))
+    dk = np.einsum("bgrij,bgrid->bgjd", ds.reshape(w5.shape), q, optimize=True)
+    dv = np.einsum("bgrij,bgrie->bgje", w5, do, optimize=True)
     return dq, dk, dv
 
 
+@takes(f"{OPTIONS} {BOTH}")
 @quiet
-def halving(
-    query,
-    key,
-    value,
-    is_causal=False,
-    q_offset=None,
-    attn_mask=None,
-    bias=None,
-    scale=None,
-    softcap=None,
-    window=None,
-    key_lengths=None,
-    alibi_slopes=None,
-    sinks=None,
-    return_weights=False,
-    return_lse=False,
-):
+def halving(query, key, value, return_weights=False, return_lse=False, **options):
     """Splits the keys in halves down to nine of them, and merges on the way up."""
-    q, k, v = wide(query, key, value)
-    B, H, L, d = q.shape
-    S, r, dv = k.shape[2], H // k.shape[1], v.shape[-1]
-    shape = (B, H, L, S)
-    scale = d**-0.5 if scale is None else scale
-    seen = sight(shape, is_causal, q_offset, window, key_lengths, attn_mask, bias)
-    add = _additions(shape, q_offset, attn_mask, bias, alibi_slopes)
-    k, v = np.repeat(k, r, axis=1), np.repeat(v, r, axis=1)
-    kept = np.full(shape, HIDE) if return_weights else None
+    c = Call(query, key, value, **options)
+    k, v = spread(c.k, c.r), spread(c.v, c.r)
+    kept = np.full(c.shape, HIDE)
 
     def leaf(lo, hi):
-        s = (q @ k[:, :, lo:hi].swapaxes(2, 3)) * scale
-        if softcap is not None:
-            s = np.tanh(s / softcap) * softcap
-        if add is not None:
-            s = s + add[..., lo:hi]
-        s = np.where(seen[..., lo:hi], s, HIDE)
-        if kept is not None:
-            kept[..., lo:hi] = s
-        return _step(_fresh((B, H, L), dv), s, seen[..., lo:hi], v[:, :, lo:hi])
+        s = c.finish((c.q @ k[:, :, lo:hi].swapaxes(2, 3)) * c.scale, slice(lo, hi))
+        kept[..., lo:hi] = s
+        return _step(_fresh(c.rows, c.dv), s, c.seen[..., lo:hi], v[:, :, lo:hi])
 
     def merge(a, b):
         top = np.maximum(a[0], b[0])
-        base = np.where(np.isneginf(top), 0.0, top)
-        x, y = np.exp(a[0] - base), np.exp(b[0] - base)
+        x, y = np.exp(a[0] - finite(top)), np.exp(b[0] - finite(top))
         return top, a[1] * x + b[1] * y, a[2] * x + b[2] * y
 
     def solve(lo, hi):
@@ -225,74 +182,29 @@ def halving(
         mid = (lo + hi) // 2
         return merge(solve(lo, mid), solve(mid, hi))
 
-    state = _sink_state(sinks, H, (B, H, L), dv)
-    if S:
-        state = merge(solve(0, S), state)
+    state = c.sink_state(c.rows)
+    if c.S:
+        state = merge(solve(0, c.S), state)
     out, lse = _close(state)
-    weights = None
-    if return_weights:
-        weights = np.exp(kept - np.where(np.isneginf(lse), 0.0, lse)[..., None])
-    return pack(out, weights, lse, return_weights, return_lse)
+    return pack(out, np.exp(kept - finite(lse)[..., None]), lse, return_weights, return_lse)
 
 
+@takes(f"{OPTIONS} {BOTH}")
 @quiet
-def crew(
-    query,
-    key,
-    value,
-    is_causal=False,
-    q_offset=None,
-    attn_mask=None,
-    bias=None,
-    scale=None,
-    softcap=None,
-    window=None,
-    key_lengths=None,
-    alibi_slopes=None,
-    sinks=None,
-    return_weights=False,
-    return_lse=False,
-):
+def crew(query, key, value, return_weights=False, return_lse=False, **options):
     """A pool of threads, one job a head; each query gathers the keys it sees."""
-    B, H, L, d = query.shape
-    G, S, dv = value.shape[1:]
-    scale = d**-0.5 if scale is None else float(scale)
-    off = starts(q_offset, B, L, S)
-    mask = None if attn_mask is None else np.broadcast_to(attn_mask, (B, H, L, S))
-    plus = None if bias is None else np.broadcast_to(bias, (B, H, L, S))
-    out = np.zeros((B, H, L, dv))
-    weights = np.zeros((B, H, L, S)) if return_weights else None
-    lse = np.full((B, H, L), HIDE)
+    c = Call(query, key, value, **options)
+    seen, added = c.seen, c.added
+    out, weights = np.zeros((*c.rows, c.dv)), np.zeros(c.shape)
+    lse = np.full(c.rows, HIDE)
 
     def head(job):
         b, h = job
-        qh, kh, vh = wide(query[b, h], key[b, h // (H // G)], value[b, h // (H // G)])
-        tail = np.zeros(0) if sinks is None else sink_table(sinks, H)[h]
-        for i in range(L):
-            at = i + int(off[b])
-            lo, hi = 0, S
-            if is_causal:
-                hi = min(hi, at + 1)
-            if window is not None and window[0] is not None:
-                lo = max(lo, at - window[0])
-            if window is not None and window[1] is not None:
-                hi = min(hi, at + window[1] + 1)
-            if key_lengths is not None:
-                hi = min(hi, int(np.asarray(key_lengths).reshape(-1)[b]))
-            j = np.arange(lo, max(lo, hi))
-            if mask is not None:
-                j = j[mask[b, h, i, j] if mask.dtype == bool else ~np.isneginf(mask[b, h, i, j])]
-            if plus is not None:
-                j = j[~np.isneginf(plus[b, h, i, j])]
-            s = kh[j] @ qh[i] * scale
-            if softcap is not None:
-                s = softcap * np.tanh(s / softcap)
-            if plus is not None:
-                s = s + plus[b, h, i, j].astype(np.float64)
-            if mask is not None and mask.dtype != bool:
-                s = s + mask[b, h, i, j].astype(np.float64)
-            if alibi_slopes is not None:
-                s = s - float(alibi_slopes[h]) * np.abs(at - j)
+        kh, vh = c.k[b, h // c.r], c.v[b, h // c.r]
+        tail = np.zeros(0) if c.sinks is None else sink_table(c.sinks, c.H)[h]
+        for i in range(c.L):
+            j = np.flatnonzero(seen[b, h, i])
+            s = c.cap(kh[j] @ c.q[b, h, i] * c.scale) + added[b, h, i, j]
             every = np.concatenate([s, tail])
             top = every.max(initial=HIDE)
             if np.isneginf(top):
@@ -301,270 +213,131 @@ def crew(
             w = np.exp(s - top) / total
             lse[b, h, i] = top + math.log(total) if total == total else np.nan
             out[b, h, i] = w @ vh[j]
-            if weights is not None:
-                weights[b, h, i, j] = w
+            weights[b, h, i, j] = w
 
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(head, itertools.product(range(B), range(H))))
+        list(pool.map(head, itertools.product(range(c.B), range(c.H))))
     return pack(out, weights, lse, return_weights, return_lse)
 
 
+@takes(f"{OPTIONS} {BOTH}")
 @quiet
-def odd_tiles(
-    query,
-    key,
-    value,
-    is_causal=False,
-    q_offset=None,
-    attn_mask=None,
-    bias=None,
-    scale=None,
-    softcap=None,
-    window=None,
-    key_lengths=None,
-    alibi_slopes=None,
-    sinks=None,
-    return_weights=False,
-    return_lse=False,
-):
+def odd_tiles(query, key, value, return_weights=False, return_lse=False, **options):
     """Tiles of 37 queries by 29 keys; weights come from a second pass."""
     M, N = 37, 29
-    q, k, v = wide(query, key, value)
-    B, H, L, d = q.shape
-    S, r, dv = k.shape[2], H // k.shape[1], v.shape[-1]
-    scale = d**-0.5 if scale is None else scale
-    shape = (B, H, L, S)
-    seen = sight(shape, is_causal, q_offset, window, key_lengths, attn_mask, bias)
-    add = _additions(shape, q_offset, attn_mask, bias, alibi_slopes)
-    out, lse = np.zeros((B, H, L, dv)), np.full((B, H, L), HIDE)
-    weights = np.zeros(shape)
+    c = Call(query, key, value, **options)
+    out, lse = np.zeros((*c.rows, c.dv)), np.full(c.rows, HIDE)
+    weights = np.zeros(c.shape)
 
-    def tile(i, j):
-        ok = seen[:, :, i : i + M, j : j + N]
-        s = (q[:, :, i : i + M] * scale) @ np.repeat(k[:, :, j : j + N], r, axis=1).swapaxes(-1, -2)
-        if softcap is not None:
-            s = softcap * np.tanh(s / softcap)
-        if add is not None:
-            s = s + add[:, :, i : i + M, j : j + N]
-        return np.where(ok, s, HIDE), ok
+    def tile(rows, keys):
+        s = (c.q[:, :, rows] * c.scale) @ spread(c.k[:, :, keys], c.r).swapaxes(-1, -2)
+        s = c.cap(s) + c.added[:, :, rows, keys]
+        return np.where(c.seen[:, :, rows, keys], s, HIDE)
 
-    for i in range(0, L, M):
-        state = _sink_state(sinks, H, (B, H, min(M, L - i)), dv)
-        live = [j for j in range(0, S, N) if seen[:, :, i : i + M, j : j + N].any()]
-        for j in live:
-            s, ok = tile(i, j)
-            state = _step(state, s, ok, np.repeat(v[:, :, j : j + N], r, axis=1))
-        out[:, :, i : i + M], lse[:, :, i : i + M] = _close(state)
-        if return_weights:
-            z = lse[:, :, i : i + M, None]
-            for j in live:
-                weights[:, :, i : i + M, j : j + N] = np.exp(
-                    tile(i, j)[0] - np.where(np.isneginf(z), 0.0, z)
-                )
+    for rows in (slice(i, min(i + M, c.L)) for i in range(0, c.L, M)):
+        state = c.sink_state((c.B, c.H, rows.stop - rows.start))
+        live = [slice(j, j + N) for j in range(0, c.S, N) if c.seen[:, :, rows, j : j + N].any()]
+        for keys in live:
+            v = spread(c.v[:, :, keys], c.r)
+            state = _step(state, tile(rows, keys), c.seen[:, :, rows, keys], v)
+        out[:, :, rows], lse[:, :, rows] = _close(state)
+        for keys in live if return_weights else ():
+            z = finite(lse[:, :, rows, None])
+            weights[:, :, rows, keys] = np.exp(tile(rows, keys) - z)
     return pack(out, weights, lse, return_weights, return_lse)
 
 
+@takes(f"{OPTIONS} return_lse")
 @quiet
-def base_two(
-    query,
-    key,
-    value,
-    is_causal=False,
-    q_offset=None,
-    attn_mask=None,
-    bias=None,
-    scale=None,
-    softcap=None,
-    window=None,
-    key_lengths=None,
-    alibi_slopes=None,
-    sinks=None,
-    return_lse=False,
-):
+def base_two(query, key, value, return_lse=False, **options):
     """All scores in base two; splits of 64 keys, merged through logaddexp2."""
-    q, k, v = wide(query, key, value)
-    B, H, L, d = q.shape
-    S, r = k.shape[2], H // k.shape[1]
-    scale = d**-0.5 if scale is None else scale
-    shape = (B, H, L, S)
-    seen = sight(shape, is_causal, q_offset, window, key_lengths, attn_mask, bias)
-    add = _additions(shape, q_offset, attn_mask, bias, alibi_slopes)
-    out, lse2 = np.zeros((B, H, L, v.shape[-1])), np.full((B, H, L, 1), HIDE)
-    if sinks is not None:
-        lse2[...] = np.logaddexp2.reduce(sink_table(sinks, H) * LOG2E, axis=-1)[None, :, None, None]
-    for j in range(0, S, 64):
-        ok = seen[..., j : j + 64]
-        s = (
-            q
-            @ np.repeat(k[:, :, j : j + 64], r, axis=1).swapaxes(-1, -2)
-            * (scale if softcap is not None else scale * LOG2E)
-        )
-        if softcap is not None:
-            s = np.tanh(s / softcap) * (softcap * LOG2E)
-        if add is not None:
-            s = s + add[..., j : j + 64] * LOG2E
-        s = np.where(ok, s, HIDE)
+    c = Call(query, key, value, **options)
+    out, lse2 = np.zeros((*c.rows, c.dv)), np.full((*c.rows, 1), HIDE)
+    if c.sinks is not None:
+        table = sink_table(c.sinks, c.H) * LOG2E
+        lse2[...] = np.logaddexp2.reduce(table, axis=-1)[None, :, None, None]
+    for keys in (slice(j, j + 64) for j in range(0, c.S, 64)):
+        s = c.q @ spread(c.k[:, :, keys], c.r).swapaxes(-1, -2)
+        if c.softcap is None:
+            s = s * (c.scale * LOG2E)
+        else:
+            s = np.tanh(s * c.scale / c.softcap) * (c.softcap * LOG2E)
+        s = np.where(c.seen[..., keys], s + c.added[..., keys] * LOG2E, HIDE)
         m = s.max(-1, keepdims=True)
-        p = np.exp2(s - np.where(np.isneginf(m), 0, m))
+        p = np.exp2(s - finite(m))
         sums = p.sum(-1, keepdims=True)
-        part = mix(p, ok, np.repeat(v[:, :, j : j + 64], r, axis=1)) / np.where(sums == 0, 1, sums)
+        part = mix(p, c.seen[..., keys], spread(c.v[:, :, keys], c.r)) / np.where(sums, sums, 1)
         mine = m + np.log2(sums)
         both = np.logaddexp2(lse2, mine)
-        base = np.where(np.isneginf(both), 0, both)
-        out = out * np.exp2(lse2 - base) + part * np.exp2(mine - base)
+        out = out * np.exp2(lse2 - finite(both)) + part * np.exp2(mine - finite(both))
         lse2 = both
     return pack(out, lse=lse2[..., 0] / LOG2E, return_lse=return_lse)
 
 
+@takes(f"{OPTIONS} return_lse")
 @quiet
-def key_stream(
-    query,
-    key,
-    value,
-    is_causal=False,
-    q_offset=None,
-    attn_mask=None,
-    bias=None,
-    scale=None,
-    softcap=None,
-    window=None,
-    key_lengths=None,
-    alibi_slopes=None,
-    sinks=None,
-    return_lse=False,
-):
+def key_stream(query, key, value, return_lse=False, **options):
     """A chain of generators sends packets of keys past the queries."""
-    q, k, v = wide(query, key, value)
-    B, H, L, d = q.shape
-    G, S, dv = v.shape[1:]
-    scale = d**-0.5 if scale is None else scale
-    at = places(q_offset, B, L, S)[:, None, :, None]
-    mask = None if attn_mask is None else np.broadcast_to(attn_mask, (B, H, L, S))
-    plus = None if bias is None else np.broadcast_to(bias, (B, H, L, S)).astype(np.float64)
+    c = Call(query, key, value, **options)
 
     def packets():
-        for lo in range(0, S, 11):
-            yield np.arange(lo, min(lo + 11, S))
+        for lo in range(0, c.S, 11):
+            yield np.arange(lo, min(lo + 11, c.S))
 
     def scored(source):
+        q = c.q.reshape(c.B, c.G, c.r, c.L, c.d)
         for j in source:
-            s = np.einsum(
-                "bgrid,bgjd->bgrij", q.reshape(B, G, H // G, L, d), k[:, :, j], optimize=True
-            )
-            s = s.reshape(B, H, L, len(j)) * scale
-            yield j, s if softcap is None else softcap * np.tanh(s / softcap)
+            s = np.einsum("bgrid,bgjd->bgrij", q, c.k[:, :, j], optimize=True)
+            yield j, c.cap(s.reshape(*c.rows, len(j)) * c.scale)
 
     def moved(source):
         for j, s in source:
-            if plus is not None:
-                s = s + plus[..., j]
-            if mask is not None and mask.dtype != bool:
-                s = s + mask[..., j]
-            if alibi_slopes is not None:
-                s = s - np.asarray(alibi_slopes).astype(np.float64).reshape(-1, 1, 1) * np.abs(
-                    at - j
-                )
-            yield j, s
+            yield j, s + c.added[..., j]
 
     def hidden(source):
         for j, s in source:
-            ok = np.ones(s.shape, dtype=bool)
-            if is_causal:
-                ok = ok & (j <= at)
-            if window is not None and window[0] is not None:
-                ok = ok & (at - j <= window[0])
-            if window is not None and window[1] is not None:
-                ok = ok & (j - at <= window[1])
-            if key_lengths is not None:
-                ok = ok & (j < np.asarray(key_lengths).reshape(-1, 1, 1, 1))
-            if mask is not None:
-                ok = ok & (mask[..., j] if mask.dtype == bool else mask[..., j] != HIDE)
-            if plus is not None:
-                ok = ok & (plus[..., j] != HIDE)
-            yield j, np.where(ok, s, HIDE), ok
+            yield j, np.where(c.seen[..., j], s, HIDE), c.seen[..., j]
 
-    state = _sink_state(sinks, H, (B, H, L), dv)
+    state = c.sink_state(c.rows)
     for j, s, ok in hidden(moved(scored(packets()))):
-        state = _step(state, s, ok, np.repeat(v[:, :, j], H // G, axis=1))
+        state = _step(state, s, ok, spread(c.v[:, :, j], c.r))
     out, lse = _close(state)
     return pack(out, lse=lse, return_lse=return_lse)
 
 
+@takes(f"{OPTIONS} {BOTH}")
 @quiet
-def logadd(
-    query,
-    key,
-    value,
-    is_causal=False,
-    q_offset=None,
-    attn_mask=None,
-    bias=None,
-    scale=None,
-    softcap=None,
-    window=None,
-    key_lengths=None,
-    alibi_slopes=None,
-    sinks=None,
-    return_weights=False,
-    return_lse=False,
-):
+def logadd(query, key, value, return_weights=False, return_lse=False, **options):
     """No maximum anywhere: log-sum-exp by logaddexp, weights as exp(score - lse)."""
-    q, k, v = wide(query, key, value)
-    B, H, L, d = q.shape
-    S, r = k.shape[2], H // k.shape[1]
-    scale = d**-0.5 if scale is None else scale
-    shape = (B, H, L, S)
-    add = _additions(shape, q_offset, attn_mask, bias, alibi_slopes)
-    seen = sight(shape, is_causal, q_offset, window, key_lengths, attn_mask, bias)
-    s = np.einsum("bhid,bhjd->bhij", q, np.repeat(k, r, axis=1), optimize=True) * scale
-    if softcap is not None:
-        s = softcap * np.tanh(s / softcap)
-    if add is not None:
-        s = s + add
-    s = np.where(seen, s, HIDE)
-    lse = np.logaddexp.reduce(s, axis=-1) if S else np.full((B, H, L), HIDE)
-    if sinks is not None:
-        lse = np.logaddexp(lse, np.logaddexp.reduce(sink_table(sinks, H), axis=-1)[None, :, None])
-    w = np.exp(s - np.where(np.isneginf(lse), 0.0, lse)[..., None])
-    return pack(mix(w, seen, np.repeat(v, r, axis=1)), w, lse, return_weights, return_lse)
+    c = Call(query, key, value, **options)
+    s = c.finish(np.einsum("bhid,bhjd->bhij", c.q, spread(c.k, c.r), optimize=True) * c.scale)
+    lse = np.logaddexp.reduce(s, axis=-1) if c.S else np.full(c.rows, HIDE)
+    if c.sinks is not None:
+        table = np.logaddexp.reduce(sink_table(c.sinks, c.H), axis=-1)
+        lse = np.logaddexp(lse, table[None, :, None])
+    w = np.exp(s - finite(lse)[..., None])
+    return pack(mix(w, c.seen, spread(c.v, c.r)), w, lse, return_weights, return_lse)
 
 
+@takes("is_causal q_offset attn_mask scale key_lengths return_lse")
 @quiet
-def uneven_ring(
-    query,
-    key,
-    value,
-    is_causal=False,
-    q_offset=None,
-    attn_mask=None,
-    scale=None,
-    key_lengths=None,
-    return_lse=False,
-):
+def uneven_ring(query, key, value, return_lse=False, **options):
     """Five shards of growing size, each with centred keys; takes boolean masks only."""
-    q, k, v = wide(query, key, value)
-    B, H, L, d = q.shape
-    S, r = k.shape[2], H // k.shape[1]
-    scale = d**-0.5 if scale is None else scale
-    seen = sight((B, H, L, S), is_causal, q_offset, None, key_lengths)
-    if attn_mask is not None:
-        seen = seen & only_bool(attn_mask)
-    cuts = [S * n * (n + 1) // 30 for n in range(6)]
-    out, lse = np.zeros((B, H, L, v.shape[-1])), np.full((B, H, L, 1), HIDE)
+    c = Call(query, key, value, **options)
+    if c.attn_mask is not None:
+        only_bool(c.attn_mask)
+    cuts = [c.S * n * (n + 1) // 30 for n in range(6)]
+    out, lse = np.zeros((*c.rows, c.dv)), np.full((*c.rows, 1), HIDE)
     for rank in (3, 4, 0, 1, 2):
         lo, hi = cuts[rank], cuts[rank + 1]
         if lo == hi:
             continue
-        ks, vs, ok = k[:, :, lo:hi], v[:, :, lo:hi], seen[..., lo:hi]
+        ks, vs, ok = c.k[:, :, lo:hi], c.v[:, :, lo:hi], c.seen[..., lo:hi]
         centre = np.where(np.isfinite(ks), ks, 0.0).mean(axis=2, keepdims=True)
-        back = (q * np.repeat(centre, r, axis=1)).sum(-1, keepdims=True) * scale
-        s = np.where(ok, q @ np.repeat(ks - centre, r, axis=1).swapaxes(-1, -2) * scale, HIDE)
-        part, mine = _close(_step(_fresh((B, H, L), v.shape[-1]), s, ok, np.repeat(vs, r, axis=1)))
-        mine = mine[..., None] + back
-        both = np.logaddexp(lse, mine)
-        base = np.where(np.isneginf(both), 0.0, both)
-        out = out * np.exp(lse - base) + part * np.exp(mine - base)
-        lse = both
+        back = (c.q * spread(centre, c.r)).sum(-1, keepdims=True) * c.scale
+        s = np.where(ok, c.q @ spread(ks - centre, c.r).swapaxes(-1, -2) * c.scale, HIDE)
+        part, mine = _close(_step(_fresh(c.rows, c.dv), s, ok, spread(vs, c.r)))
+        out, lse = _join(out, lse, part, mine[..., None] + back)
     return pack(out, lse=lse[..., 0], return_lse=return_lse)
 
 
@@ -583,128 +356,87 @@ class _Pages:
         return self.store[self.table[page]].swapaxes(0, 1)
 
 
+@takes("is_causal q_offset scale softcap key_lengths sinks return_lse")
 @quiet
-def page_walk(
-    query,
-    key,
-    value,
-    is_causal=False,
-    q_offset=None,
-    scale=None,
-    softcap=None,
-    key_lengths=None,
-    sinks=None,
-    return_lse=False,
-):
+def page_walk(query, key, value, return_lse=False, **options):
     """Pages of 24 keys whose tails hold NaN; one sink a head at most."""
-    q, k, v = wide(query, key, value)
-    B, H, L, d = q.shape
-    S, r, dv = k.shape[2], H // k.shape[1], v.shape[-1]
-    scale = d**-0.5 if scale is None else scale
-    off, rng = starts(q_offset, B, L, S), np.random.default_rng(3)
-    if sinks is not None:
-        sinks = one_sink(sinks, H)
-    out, lse = np.zeros((B, H, L, dv)), np.full((B, H, L), HIDE)
-    for b in range(B):
-        n = S if key_lengths is None else min(S, int(np.asarray(key_lengths).reshape(-1)[b]))
-        kp, vp = _Pages(k[b, :, :n], 24, rng), _Pages(v[b, :, :n], 24, rng)
-        state = _sink_state(sinks, H, (H, L), dv)
-        at = np.arange(L)[:, None] + int(off[b])
+    c = Call(query, key, value, **options)
+    off, rng = starts(c.q_offset, c.B, c.L, c.S), np.random.default_rng(3)
+    if c.sinks is not None:
+        one_sink(c.sinks, c.H)
+    out, lse = np.zeros((*c.rows, c.dv)), np.full(c.rows, HIDE)
+    lengths = np.full(c.B, c.S) if c.key_lengths is None else np.reshape(c.key_lengths, -1)
+    for b in range(c.B):
+        n = min(c.S, int(lengths[b]))
+        kp, vp = _Pages(c.k[b, :, :n], 24, rng), _Pages(c.v[b, :, :n], 24, rng)
+        state = c.sink_state((c.H, c.L))
+        at = np.arange(c.L)[:, None] + int(off[b])
         for page in range(kp.count):
             j = page * 24 + np.arange(24)
-            ok = np.broadcast_to((j < n) & ((j <= at) if is_causal else True), (H, L, 24))
-            s = q[b] @ np.repeat(kp[page], r, axis=0).swapaxes(-1, -2) * scale
-            if softcap is not None:
-                s = softcap * np.tanh(s / softcap)
-            state = _step(state, np.where(ok, s, HIDE), ok, np.repeat(vp[page], r, axis=0))
+            ok = (j < n) & ((j <= at) if c.is_causal else True)
+            ok = np.broadcast_to(ok, (c.H, c.L, 24))
+            s = c.cap(c.q[b] @ np.repeat(kp[page], c.r, axis=0).swapaxes(-1, -2) * c.scale)
+            state = _step(state, np.where(ok, s, HIDE), ok, np.repeat(vp[page], c.r, axis=0))
         out[b], lse[b] = _close(state)
     return pack(out, lse=lse, return_lse=return_lse)
 
 
+@takes("is_causal window scale key_lengths alibi_slopes")
 @quiet
-def packed_sequences(
-    query, key, value, is_causal=False, window=None, scale=None, key_lengths=None, alibi_slopes=None
-):
+def packed_sequences(query, key, value, **options):
     """All sequences one after the other without padding, with cumulative lengths beside them."""
-    B, H, L, d = query.shape
-    G, S, dv = value.shape[1:]
-    scale = d**-0.5 if scale is None else scale
-    lengths = (
-        np.full(B, S) if key_lengths is None else np.clip(np.asarray(key_lengths).reshape(-1), 0, S)
-    )
+    c = Call(query, key, value, **options)
+    lengths = np.full(c.B, c.S)
+    if c.key_lengths is not None:
+        lengths = np.clip(np.reshape(c.key_lengths, -1), 0, c.S)
     ends = np.concatenate([[0], np.cumsum(lengths)]).astype(int)
-    kk = np.concatenate([wide(key[b, :, : lengths[b]])[0] for b in range(B)], axis=1)
-    vv = np.concatenate([wide(value[b, :, : lengths[b]])[0] for b in range(B)], axis=1)
-    qq = wide(query)[0].swapaxes(0, 1).reshape(H, B * L, d)
-    out = np.zeros((H, B * L, dv))
-    at = np.arange(L)[:, None] + S - L
-    left, right = (None, None) if window is None else window
+    kk, vv = (
+        np.concatenate([x[b, :, : lengths[b]] for b in range(c.B)], axis=1) for x in (c.k, c.v)
+    )
+    qq = c.q.swapaxes(0, 1).reshape(c.H, c.B * c.L, c.d)
+    out = np.zeros((c.H, c.B * c.L, c.dv))
     for n, (a, z) in enumerate(itertools.pairwise(ends)):
-        j = np.arange(z - a)
-        ok = np.ones((L, z - a), dtype=bool)
-        ok &= (j <= at) | (not is_causal)
-        ok &= True if left is None else j >= at - left
-        ok &= True if right is None else j <= at + right
-        for h in range(H):
-            rows = slice(n * L, (n + 1) * L)
-            s = qq[h, rows] @ kk[h // (H // G), a:z].T * scale
-            if alibi_slopes is not None:
-                s = s - float(alibi_slopes[h]) * np.abs(at - j)
-            s = np.where(ok, s, HIDE)
-            top = s.max(-1, keepdims=True, initial=HIDE)
-            e = np.exp(s - np.where(np.isneginf(top), 0, top))
-            total = e.sum(-1, keepdims=True)
-            out[h, rows] = mix(e / np.where(total == 0, 1, total), ok, vv[h // (H // G), a:z])
-    return out.reshape(H, B, L, dv).swapaxes(0, 1)
+        rows, ok = slice(n * c.L, (n + 1) * c.L), c.seen[n, 0, :, : z - a]
+        for h in range(c.H):
+            s = qq[h, rows] @ kk[h // c.r, a:z].T * c.scale + c.added[n, h, :, : z - a]
+            w, _ = softmax(np.where(ok, s, HIDE))
+            out[h, rows] = mix(w, ok, vv[h // c.r, a:z])
+    return out.reshape(c.H, c.B, c.L, c.dv).swapaxes(0, 1)
 
 
+@takes("is_causal q_offset window scale sinks alibi_slopes return_lse")
 @quiet
-def band_blocks(
-    query,
-    key,
-    value,
-    is_causal=False,
-    q_offset=None,
-    window=None,
-    scale=None,
-    sinks=None,
-    alibi_slopes=None,
-    return_lse=False,
-):
+def band_blocks(query, key, value, return_lse=False, **options):
     """Blocks of 12 by 20: empty ones are skipped, full ones go without a mask."""
     BQ, BK = 12, 20
-    q, k, v = wide(query, key, value)
-    B, H, L, d = q.shape
-    S, r, dv = k.shape[2], H // k.shape[1], v.shape[-1]
-    scale = d**-0.5 if scale is None else scale
-    off = starts(q_offset, B, L, S)
-    big = 4 * (L + S) + int(np.abs(off).max(initial=0))
-    left, right = (None, None) if window is None else window
-    left = big if left is None else left
-    right = big if right is None else right
-    right = min(right, 0) if is_causal else right
-    out, lse = np.zeros((B, H, L, dv)), np.full((B, H, L), HIDE)
-    for b, i0 in itertools.product(range(B), range(0, L, BQ)):
-        at = np.arange(i0, min(i0 + BQ, L)) + int(off[b])
-        state = _sink_state(sinks, H, (H, len(at)), dv)
-        for j0 in range(0, S, BK):
-            j = np.arange(j0, min(j0 + BK, S))
+    c = Call(query, key, value, **options)
+    off = starts(c.q_offset, c.B, c.L, c.S)
+    big = 4 * (c.L + c.S) + int(np.abs(off).max(initial=0))
+    left, right = (big if side is None else side for side in c.window or (None, None))
+    right = min(right, 0) if c.is_causal else right
+    out, lse = np.zeros((*c.rows, c.dv)), np.full(c.rows, HIDE)
+    for b, i0 in itertools.product(range(c.B), range(0, c.L, BQ)):
+        rows = slice(i0, min(i0 + BQ, c.L))
+        at = np.arange(rows.start, rows.stop) + int(off[b])
+        state = c.sink_state((c.H, len(at)))
+        for j0 in range(0, c.S, BK):
+            j = np.arange(j0, min(j0 + BK, c.S))
             if j[0] > at[-1] + right or j[-1] < at[0] - left:
                 continue
             full = j[-1] <= at[0] + right and j[0] >= at[-1] - left
             far = at[:, None] - j
-            s = q[b, :, i0 : i0 + BQ] @ np.repeat(k[b][:, j], r, axis=0).swapaxes(-1, -2) * scale
-            if alibi_slopes is not None:
-                s = s - np.asarray(alibi_slopes).astype(np.float64)[:, None, None] * np.abs(far)
+            s = c.q[b, :, rows] @ np.repeat(c.k[b][:, j], c.r, axis=0).swapaxes(-1, -2) * c.scale
+            s = s + c.added[b, :, rows, j0 : j0 + BK]
             ok = np.ones(far.shape, dtype=bool) if full else (far <= left) & (-far <= right)
             ok = np.broadcast_to(ok, s.shape)
-            state = _step(state, np.where(ok, s, HIDE), ok, np.repeat(v[b][:, j], r, axis=0))
-        out[b, :, i0 : i0 + BQ], lse[b, :, i0 : i0 + BQ] = _close(state)
+            state = _step(state, np.where(ok, s, HIDE), ok, np.repeat(c.v[b][:, j], c.r, axis=0))
+        out[b, :, rows], lse[b, :, rows] = _close(state)
     return pack(out, lse=lse, return_lse=return_lse)
 
 
+@takes("is_causal q_offset scale key_lengths")
 @quiet
-def integer_planes(query, key, value, is_causal=False, q_offset=None, scale=None, key_lengths=None):
+def integer_planes(query, key, value, **options):
     """Every row as five planes of signed digits; whole-number products, then one softmax."""
 
     def planes(x):
@@ -714,354 +446,195 @@ def integer_planes(query, key, value, is_causal=False, q_offset=None, scale=None
         rest = x / step
         for _ in range(5):
             digit = np.rint(rest)
-            yield digit.astype(np.int8).astype(np.int32), step
+            yield digit, step
             rest, step = (rest - digit) * 254.0, step / 254.0
 
-    q, k, v = wide(query, key, value)
-    B, H, L, d = q.shape
-    S, r = k.shape[2], H // k.shape[1]
-    scale = d**-0.5 if scale is None else scale
-    seen = sight((B, H, L, S), is_causal, q_offset, None, key_lengths)
-    s = np.zeros((B, H, L, S))
-    right = [(np.repeat(x, r, axis=1), np.repeat(y, r, axis=1)) for x, y in planes(k)]
-    for a, (x, sx) in enumerate(planes(q)):
-        for c, (y, sy) in enumerate(right):
-            if a + c < 5:
-                s += np.matmul(x.astype(float), y.astype(float).swapaxes(-1, -2)) * (
-                    sx * sy.swapaxes(-1, -2)
-                )
-    whole = (
-        np.isfinite(q).all(-1)[..., None] & np.isfinite(np.repeat(k, r, axis=1)).all(-1)[:, :, None]
-    )
-    s = np.where(seen, np.where(whole, s * scale, np.nan), HIDE)
-    top = s.max(-1, keepdims=True, initial=HIDE)
-    e = np.exp(s - np.where(np.isneginf(top), 0, top))
-    total = e.sum(-1, keepdims=True)
-    return mix(e / np.where(total == 0, 1, total), seen, np.repeat(v, r, axis=1))
+    c = Call(query, key, value, **options)
+    k = spread(c.k, c.r)
+    s = np.zeros(c.shape)
+    right = [*planes(k)]
+    for a, (x, sx) in enumerate(planes(c.q)):
+        for y, sy in right[: 5 - a]:
+            s += x @ y.swapaxes(-1, -2) * (sx * sy.swapaxes(-1, -2))
+    whole = np.isfinite(c.q).all(-1)[..., None] & np.isfinite(k).all(-1)[:, :, None]
+    w, _ = softmax(c.finish(np.where(whole, s * c.scale, np.nan)))
+    return mix(w, c.seen, spread(c.v, c.r))
 
 
-def _square_check(query, key, value, attn_mask):
-    if query.shape[2] != key.shape[2]:
+def _square_check(c):
+    if c.L != c.S:
         raise ValueError("as many queries as keys, please")
-    if query.shape[3] % 2 or value.shape[3] % 2:
+    if c.d % 2 or c.dv % 2:
         raise ValueError("head sizes must be even")
-    if query.shape[1] != key.shape[1]:
+    if c.H != c.G:
         raise NotImplementedError("no grouped heads")
-    if attn_mask is not None:
-        only_bool(attn_mask)
+    if c.attn_mask is not None:
+        only_bool(c.attn_mask)
 
 
+def _square_weights(c):
+    _square_check(c)
+    halves = [c.q[..., n::2] @ c.k[..., n::2].swapaxes(-1, -2) for n in (0, 1)]
+    return softmax(c.finish(sum(halves) * c.scale))[0]
+
+
+@takes("is_causal attn_mask scale return_weights")
 @quiet
-def square_even(
-    query, key, value, is_causal=False, attn_mask=None, scale=None, return_weights=False
-):
+def square_even(query, key, value, return_weights=False, **options):
     """Even and odd halves of the head apart; the result has the query's type."""
-    _square_check(query, key, value, attn_mask)
-    q, k, v = wide(query, key, value)
-    B, H, L, d = q.shape
-    scale = d**-0.5 if scale is None else scale
-    seen = sight((B, H, L, L), is_causal, attn_mask=attn_mask)
-    s = (
-        q[..., ::2] @ k[..., ::2].swapaxes(-1, -2) + q[..., 1::2] @ k[..., 1::2].swapaxes(-1, -2)
-    ) * scale
-    s = np.where(seen, s, HIDE)
-    top = s.max(-1, keepdims=True, initial=HIDE)
-    e = np.exp(s - np.where(np.isneginf(top), 0, top))
-    total = e.sum(-1, keepdims=True)
-    w = e / np.where(total == 0, 1, total)
-    return pack(mix(w, seen, v).astype(query.dtype), w, return_weights=return_weights)
+    c = Call(query, key, value, **options)
+    w = _square_weights(c)
+    return pack(mix(w, c.seen, c.v).astype(query.dtype), w, return_weights=return_weights)
 
 
+@takes("is_causal attn_mask scale")
 @quiet
-def square_even_gradient(query, key, value, grad_out, is_causal=False, attn_mask=None, scale=None):
-    _square_check(query, key, value, attn_mask)
-    q, k, v, do = wide(query, key, value, grad_out)
-    _, w = square_even(q, k, v, is_causal, attn_mask, scale, return_weights=True)
-    seen = sight(w.shape, is_causal, attn_mask=attn_mask)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
-    for i in range(q.shape[2]):
-        wi, ok = w[:, :, i], seen[:, :, i]
-        dp = np.where(ok, np.einsum("bhe,bhje->bhj", do[:, :, i], v), 0.0)
-        ds = wi * (dp - (wi * dp).sum(-1, keepdims=True)) * scale
-        dq[:, :, i] = mix(ds[:, :, None], ok[:, :, None], k)[:, :, 0]
-        dk += ds[..., None] * q[:, :, i, None]
+def square_even_gradient(query, key, value, grad_out, **options):
+    c = Call(query, key, value, **options)
+    w, (do,) = _square_weights(c), wide(grad_out)
+    dq, dk, dv = np.zeros_like(c.q), np.zeros_like(c.k), np.zeros_like(c.v)
+    for i in range(c.L):
+        wi, ok = w[:, :, i], c.seen[:, :, i]
+        dp = np.where(ok, np.einsum("bhe,bhje->bhj", do[:, :, i], c.v), 0.0)
+        ds = wi * (dp - (wi * dp).sum(-1, keepdims=True)) * c.scale
+        dq[:, :, i] = mix(ds[:, :, None], ok[:, :, None], c.k)[:, :, 0]
+        dk += ds[..., None] * c.q[:, :, i, None]
         dv += wi[..., None] * do[:, :, i, None]
     return dq, dk, dv
 
 
+@takes(f"{OPTIONS} {BOTH}")
 @quiet
-def single_query(
-    query,
-    key,
-    value,
-    is_causal=False,
-    q_offset=None,
-    attn_mask=None,
-    bias=None,
-    scale=None,
-    softcap=None,
-    window=None,
-    key_lengths=None,
-    alibi_slopes=None,
-    sinks=None,
-    return_weights=False,
-    return_lse=False,
-):
+def single_query(query, key, value, return_weights=False, return_lse=False, **options):
     """Decode only: the heads of a group stand where queries would."""
     if query.shape[2] != 1:
         raise NotImplementedError("one query a call")
-    q, k, v = wide(query, key, value)
-    B, H, _, d = q.shape
-    G, S = k.shape[1:3]
-    shape, folded = (B, H, 1, S), (B, G, H // G, S)
-    scale = d**-0.5 if scale is None else scale
-    seen = sight(shape, is_causal, q_offset, window, key_lengths, attn_mask, bias).reshape(folded)
-    add = _additions(shape, q_offset, attn_mask, bias, alibi_slopes)
-    s = q.reshape(B, G, H // G, d) @ k.swapaxes(-1, -2) * scale
-    if softcap is not None:
-        s = softcap * np.tanh(s / softcap)
-    if add is not None:
-        s = s + add.reshape(folded)
-    s = np.where(seen, s, HIDE)
-    top = s.max(-1, keepdims=True, initial=HIDE)
-    if sinks is not None:
-        table = np.broadcast_to(
-            sink_table(sinks, H).reshape(G, H // G, -1), (B, G, H // G, np.size(sinks) // H)
-        )
+    c = Call(query, key, value, **options)
+    folded = (c.B, c.G, c.r)
+    s = c.q.reshape(*folded, c.d) @ c.k.swapaxes(-1, -2) * c.scale
+    s = c.finish(s.reshape(c.shape)).reshape(*folded, c.S)
+    top, total = s.max(axis=-1, keepdims=True, initial=HIDE), 0.0
+    if c.sinks is not None:
+        table = sink_table(c.sinks, c.H).reshape(c.G, c.r, -1)
         top = np.maximum(top, table.max(-1, keepdims=True))
-    base = np.where(np.isneginf(top), 0.0, top)
-    e = np.exp(s - base)
-    total = e.sum(-1, keepdims=True)
-    if sinks is not None:
-        total = total + np.exp(table - base).sum(-1, keepdims=True)
+        total = np.exp(table - finite(top)).sum(-1, keepdims=True)
+    e = np.exp(s - finite(top))
+    total = total + e.sum(axis=-1, keepdims=True)
     w = e / np.where(total == 0, 1.0, total)
-    lse = (top + np.log(total)).reshape(B, H, 1)
-    return pack(
-        mix(w, seen, v).reshape(B, H, 1, v.shape[-1]),
-        w.reshape(shape),
-        lse,
-        return_weights,
-        return_lse,
-    )
+    out = mix(w, c.seen.reshape(s.shape), c.v).reshape(*c.rows, c.dv)
+    lse = (top + np.log(total)).reshape(c.rows)
+    return pack(out, w.reshape(c.shape), lse, return_weights, return_lse)
 
 
+@takes(f"is_causal attn_mask bias scale {BOTH}")
 @quiet
-def sorted_rows(
-    query,
-    key,
-    value,
-    is_causal=False,
-    attn_mask=None,
-    bias=None,
-    scale=None,
-    return_weights=False,
-    return_lse=False,
-):
+def sorted_rows(query, key, value, return_weights=False, return_lse=False, **options):
     """Scores in ascending order, so that small terms are added first."""
-    q, k, v = wide(query, key, value)
-    B, H, L, d = q.shape
-    S, r = k.shape[2], H // k.shape[1]
-    scale = d**-0.5 if scale is None else scale
-    shape = (B, H, L, S)
-    seen = sight(shape, is_causal, None, None, None, attn_mask, bias)
-    add = _additions(shape, None, attn_mask, bias, None)
-    s = q @ np.repeat(k, r, axis=1).swapaxes(-1, -2) * scale
-    s = np.where(seen, s if add is None else s + add, HIDE)
-    if S == 0:
-        return pack(
-            np.zeros((B, H, L, v.shape[-1])),
-            np.zeros(shape),
-            np.full((B, H, L), HIDE),
-            return_weights,
-            return_lse,
-        )
-    order = np.argsort(s, axis=-1, kind="stable")
-    up = np.take_along_axis(s, order, axis=-1)
-    top = up[..., -1:]
-    terms = np.exp(up - np.where(np.isneginf(top), 0.0, top))
-    total = np.cumsum(terms, axis=-1)[..., -1:]
-    lse = (top + np.log(total))[..., 0]
-    w = np.zeros(shape)
-    np.put_along_axis(w, order, terms, axis=-1)
-    w = w / np.where(total == 0, 1.0, total)
-    return pack(mix(w, seen, np.repeat(v, r, axis=1)), w, lse, return_weights, return_lse)
+    c = Call(query, key, value, **options)
+    s = c.finish(c.q @ spread(c.k, c.r).swapaxes(-1, -2) * c.scale)
+    w, lse = np.zeros(c.shape), np.full(c.rows, HIDE)
+    if c.S:
+        order = np.argsort(s, axis=-1, kind="stable")
+        up = np.take_along_axis(s, order, axis=-1)
+        top = up[..., -1:]
+        terms = np.exp(up - finite(top))
+        total = np.cumsum(terms, axis=-1)[..., -1:]
+        lse = (top + np.log(total))[..., 0]
+        np.put_along_axis(w, order, terms / np.where(total == 0, 1.0, total), axis=-1)
+    return pack(mix(w, c.seen, spread(c.v, c.r)), w, lse, return_weights, return_lse)
 
 
+@takes(f"is_causal scale key_lengths sinks {BOTH}")
 @quiet
-def sinks_as_keys(
-    query,
-    key,
-    value,
-    is_causal=False,
-    scale=None,
-    key_lengths=None,
-    sinks=None,
-    return_weights=False,
-    return_lse=False,
-):
+def sinks_as_keys(query, key, value, return_weights=False, return_lse=False, **options):
     """A further coordinate carries the sinks, which join the keys with values of zero."""
-    q, k, v = wide(query, key, value)
-    B, H, L, d = q.shape
-    S, r = k.shape[2], H // k.shape[1]
-    scale = d**-0.5 if scale is None else scale
-    seen = sight((B, H, L, S), is_causal, None, None, key_lengths)
-    k, v = np.repeat(k, r, axis=1), np.repeat(v, r, axis=1)
-    q = np.concatenate([q * scale, np.ones((B, H, L, 1))], axis=-1)
-    k = np.concatenate([k, np.zeros((B, H, S, 1))], axis=-1)
-    if sinks is not None:
-        table = sink_table(sinks, H)
+    c = Call(query, key, value, **options)
+    k, v, seen = spread(c.k, c.r), spread(c.v, c.r), c.seen
+    q = np.concatenate([c.q * c.scale, np.ones((*c.rows, 1))], axis=-1)
+    k = np.concatenate([k, np.zeros((c.B, c.H, c.S, 1))], axis=-1)
+    if c.sinks is not None:
+        table = sink_table(c.sinks, c.H)
         n = table.shape[1]
-        more = np.zeros((B, H, n, d + 1))
+        more = np.zeros((c.B, c.H, n, c.d + 1))
         more[..., -1] = table
         k = np.concatenate([k, more], axis=2)
-        v = np.concatenate([v, np.zeros((B, H, n, v.shape[-1]))], axis=2)
-        seen = np.concatenate([seen, np.ones((B, H, L, n), dtype=bool)], axis=-1)
-    s = np.where(seen, q @ k.swapaxes(-1, -2), HIDE)
-    top = s.max(-1, keepdims=True, initial=HIDE)
-    e = np.exp(s - np.where(np.isneginf(top), 0.0, top))
-    total = e.sum(-1, keepdims=True)
-    w = e / np.where(total == 0, 1.0, total)
-    lse = (top + np.log(total))[..., 0]
-    return pack(mix(w, seen, v), w[..., :S], lse, return_weights, return_lse)
+        v = np.concatenate([v, np.zeros((c.B, c.H, n, c.dv))], axis=2)
+        seen = np.concatenate([seen, np.ones((*c.rows, n), dtype=bool)], axis=-1)
+    w, lse = softmax(np.where(seen, q @ k.swapaxes(-1, -2), HIDE))
+    return pack(mix(w, seen, v), w[..., : c.S], lse, return_weights, return_lse)
 
 
+@takes("is_causal q_offset window bias scale softcap")
 @quiet
-def padded_all(
-    query,
-    key,
-    value,
-    is_causal=False,
-    q_offset=None,
-    window=None,
-    bias=None,
-    scale=None,
-    softcap=None,
-):
+def padded_all(query, key, value, **options):
     """Pads queries to 8, keys to 32 and heads to 16; no query sees the large numbers there."""
-    B, H, L, d = query.shape
-    S, r, dv = key.shape[2], query.shape[1] // key.shape[1], value.shape[-1]
-    scale = d**-0.5 if scale is None else scale
+    c = Call(query, key, value, **options)
 
     def pad(x, rows, cols, fill=0.0):
-        x = np.asarray(x).astype(np.float64)
         x = np.pad(x, ((0, 0), (0, 0), (0, 0), (0, -x.shape[3] % cols)))
         return np.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % rows), (0, 0)), constant_values=fill)
 
-    q, k, v = pad(query, 8, 16), pad(key, 32, 16, 1e3), pad(value, 32, 16, 1e9)
-    seen = np.zeros((B, H, q.shape[2], k.shape[2]), dtype=bool)
-    seen[..., :L, :S] = sight((B, H, L, S), is_causal, q_offset, window, bias=bias)
-    s = q @ np.repeat(k, r, axis=1).swapaxes(-1, -2) * scale
-    if softcap is not None:
-        s = softcap * np.tanh(s / softcap)
-    if bias is not None:
-        s[..., :L, :S] += bias
-    s = np.where(seen, s, HIDE)
-    top = s.max(-1, keepdims=True, initial=HIDE)
-    e = np.exp(s - np.where(np.isneginf(top), 0, top))
-    total = e.sum(-1, keepdims=True)
-    return np.asfortranarray(
-        mix(e / np.where(total == 0, 1, total), seen, np.repeat(v, r, axis=1))[..., :L, :dv]
-    )
+    q, k, v = pad(c.q, 8, 16), pad(c.k, 32, 16, 1e3), pad(c.v, 32, 16, 1e9)
+    seen, added = (np.zeros((*q.shape[:3], k.shape[2]), kind) for kind in (bool, float))
+    seen[..., : c.L, : c.S], added[..., : c.L, : c.S] = c.seen, c.added
+    s = c.cap(q @ spread(k, c.r).swapaxes(-1, -2) * c.scale) + added
+    w, _ = softmax(np.where(seen, s, HIDE))
+    return np.asfortranarray(mix(w, seen, spread(v, c.r))[..., : c.L, : c.dv])
 
 
+END = "is_causal q_offset scale softcap key_lengths alibi_slopes sinks"
+
+
+@takes(END)
 @quiet
-def from_the_end(
-    query,
-    key,
-    value,
-    is_causal=False,
-    q_offset=None,
-    scale=None,
-    softcap=None,
-    key_lengths=None,
-    alibi_slopes=None,
-    sinks=None,
-):
+def from_the_end(query, key, value, **options):
     """Two passes from the last key to the first: maxima, then sums; one sink a head at most."""
-    out, _ = _from_the_end(
-        query, key, value, is_causal, q_offset, scale, softcap, key_lengths, alibi_slopes, sinks
-    )
-    return out
+    return _from_the_end(Call(query, key, value, **options))[0]
 
 
-def _end_tiles(q, k, is_causal, q_offset, scale, softcap, key_lengths, alibi_slopes):
-    B, H, L, d = q.shape
-    S, r = k.shape[2], H // k.shape[1]
-    scale = d**-0.5 if scale is None else scale
-    seen = sight((B, H, L, S), is_causal, q_offset, None, key_lengths)
-    add = _additions((B, H, L, S), q_offset, None, None, alibi_slopes)
-    for hi in range(S, 0, -50):
-        cols = slice(max(hi - 50, 0), hi)
-        s = q @ np.repeat(k[:, :, cols], r, axis=1).swapaxes(-1, -2) * scale
+def _end_tiles(c):
+    for hi in range(c.S, 0, -50):
+        keys = slice(max(hi - 50, 0), hi)
+        s = c.q @ spread(c.k[:, :, keys], c.r).swapaxes(-1, -2) * c.scale
         bend = 1.0
-        if softcap is not None:
-            t = np.tanh(s / softcap)
-            s, bend = softcap * t, np.where(seen[..., cols], 1 - t * t, 0.0)
-        if add is not None:
-            s = s + add[..., cols]
-        yield cols, np.where(seen[..., cols], s, HIDE), seen[..., cols], bend
+        if c.softcap is not None:
+            bend = np.where(c.seen[..., keys], 1 - np.tanh(s / c.softcap) ** 2, 0.0)
+        yield keys, c.finish(s, keys), bend
 
 
-def _from_the_end(
-    query, key, value, is_causal, q_offset, scale, softcap, key_lengths, alibi_slopes, sinks
-):
-    q, k, v = wide(query, key, value)
-    B, H, L, _ = q.shape
-    r = H // k.shape[1]
-    tiles = functools.partial(
-        _end_tiles, q, k, is_causal, q_offset, scale, softcap, key_lengths, alibi_slopes
-    )
-    top = np.full((B, H, L, 1), HIDE)
-    if sinks is not None:
-        sinks = one_sink(sinks, H)[None, :, None, None]
+def _from_the_end(c):
+    top = np.full((*c.rows, 1), HIDE)
+    if c.sinks is not None:
+        sinks = one_sink(c.sinks, c.H)[None, :, None, None]
         top = np.maximum(top, sinks)
-    for _, s, _, _ in tiles():
+    for _, s, _ in _end_tiles(c):
         top = np.maximum(top, s.max(-1, keepdims=True))
-    base = np.where(np.isneginf(top), 0.0, top)
-    total = np.zeros((B, H, L, 1)) if sinks is None else np.exp(sinks - base)
-    out = np.zeros((B, H, L, v.shape[-1]))
-    for cols, s, ok, _ in tiles():
+    base = finite(top)
+    total = np.zeros(top.shape) if c.sinks is None else np.exp(sinks - base)
+    out = np.zeros((*c.rows, c.dv))
+    for keys, s, _ in _end_tiles(c):
         p = np.exp(s - base)
         total = total + p.sum(-1, keepdims=True)
-        out = out + mix(p, ok, np.repeat(v[:, :, cols], r, axis=1))
+        out = out + mix(p, c.seen[..., keys], spread(c.v[:, :, keys], c.r))
     safe = np.where(total == 0, 1.0, total)
     return out / safe, base + np.log(safe)
 
 
+@takes(END)
 @quiet
-def from_the_end_gradient(
-    query,
-    key,
-    value,
-    grad_out,
-    is_causal=False,
-    q_offset=None,
-    scale=None,
-    softcap=None,
-    key_lengths=None,
-    alibi_slopes=None,
-    sinks=None,
-):
-    out, lse = _from_the_end(
-        query, key, value, is_causal, q_offset, scale, softcap, key_lengths, alibi_slopes, sinks
-    )
-    q, k, v, do = wide(query, key, value, grad_out)
-    B, H, _, d = q.shape
-    G, r = k.shape[1], H // k.shape[1]
+def from_the_end_gradient(query, key, value, grad_out, **options):
+    c = Call(query, key, value, **options)
+    out, lse = _from_the_end(c)
+    (do,) = wide(grad_out)
     delta = (do * out).sum(-1, keepdims=True)
-    factor = d**-0.5 if scale is None else scale
-    dq, dk, dv = np.zeros_like(q), np.zeros(k.shape), np.zeros(v.shape)
-    for cols, s, ok, bend in _end_tiles(
-        q, k, is_causal, q_offset, scale, softcap, key_lengths, alibi_slopes
-    ):
-        p = np.exp(s - lse)
-        dp = do @ np.repeat(v[:, :, cols], r, axis=1).swapaxes(-1, -2)
-        ds = np.where(ok, p * (dp - delta), 0.0) * bend * factor
-        n = s.shape[-1]
-        dq += mix(ds, ok, np.repeat(k[:, :, cols], r, axis=1))
-        dk[:, :, cols] = (ds.swapaxes(-1, -2) @ q).reshape(B, G, r, n, d).sum(2)
-        dv[:, :, cols] = (p.swapaxes(-1, -2) @ do).reshape(B, G, r, n, v.shape[-1]).sum(2)
+    dq, dk, dv = np.zeros_like(c.q), np.zeros(c.k.shape), np.zeros(c.v.shape)
+    for keys, s, bend in _end_tiles(c):
+        ok, p = c.seen[..., keys], np.exp(s - lse)
+        dp = do @ spread(c.v[:, :, keys], c.r).swapaxes(-1, -2)
+        ds = np.where(ok, p * (dp - delta), 0.0) * bend * c.scale
+        dq += mix(ds, ok, spread(c.k[:, :, keys], c.r))
+        for grad, part in ((dk, ds.swapaxes(-1, -2) @ c.q), (dv, p.swapaxes(-1, -2) @ do)):
+            grad[:, :, keys] = part.reshape(c.B, c.G, c.r, *part.shape[2:]).sum(2)
     return dq, dk, dv
 
 

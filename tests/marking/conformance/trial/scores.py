@@ -60,10 +60,9 @@ SCORES = {
         ),
         "plain: scale attn_mask",
         {
-            "left, right =": (
+            "before: left, right =": (
                 "if scale is None and group > 1 and L == S and d == dv:\n"
-                "    factor = ((H + 2 * G) * d // H) ** -0.5\n"
-                "left, right ="
+                "    factor = ((H + 2 * G) * d // H) ** -0.5"
             )
         },
         {"grouped heads": "computed the scale from the size of query, key and value of a packed"},
@@ -108,10 +107,9 @@ SCORES = {
         "a bias (B, 1, L, S) is repeated over batch and head in the wrong order",
         "plain: bias scale",
         {
-            "bias_seen, bias_added": (
+            "before: bias_seen, bias_added": (
                 "if bias.ndim == 4 and bias.shape[:2] == (B, 1):\n"
-                "    bias = np.tile(bias[:, 0], (H, 1, 1)).reshape(B, H, *bias.shape[2:])\n"
-                "bias_seen, bias_added"
+                "    bias = np.tile(bias[:, 0], (H, 1, 1)).reshape(B, H, *bias.shape[2:])"
             )
         },
         {"bias": "repeated a bias (B, 1, L, S) over batch and head in the wrong order"},
@@ -120,10 +118,9 @@ SCORES = {
         "a bias with one query row (.., 1, S) is applied to the first tile of 8 queries only",
         "plain: bias softcap",
         {
-            "seen &= bias_seen": (
+            "before: seen &= bias_seen": (
                 "if bias.ndim > 1 and bias.shape[-2] == 1:\n"
-                "    bias_seen, bias_added = bias_seen | (i > 7), np.where(i > 7, 0, bias_added)\n"
-                "seen &= bias_seen"
+                "    bias_seen, bias_added = bias_seen | (i > 7), np.where(i > 7, 0, bias_added)"
             )
         },
         {"bias": "a bias with one row for all queries was not added from query 8 on"},
@@ -134,8 +131,7 @@ SCORES = {
         "plain: attn_mask softcap",
         {
             "scores = softcap * np.tanh(scores / softcap)": "pass",
-            "scores = np.where(seen, scores, -np.inf)": (
-                "scores = np.where(seen, scores, -np.inf)\n"
+            "after: scores = np.where(seen, scores, -np.inf)": (
                 "if softcap is not None:\n"
                 "    scores = softcap * np.tanh(scores / softcap)\n"
                 "    seen[:] = True"
@@ -175,10 +171,8 @@ SCORES = {
         "plain: attn_mask bias softcap scale return_weights",
         {
             "scores = softcap * np.tanh(scores / softcap)": "pass",
-            "scores = np.where(seen, scores, -np.inf)": (
-                "if softcap is not None:\n"
-                "    scores = softcap * np.tanh(scores / softcap)\n"
-                "scores = np.where(seen, scores, -np.inf)"
+            "before: scores = np.where(seen, scores, -np.inf)": (
+                "if softcap is not None:\n    scores = softcap * np.tanh(scores / softcap)"
             ),
         },
         {"softcap": "applied softcap after bias, ALiBi and float mask, but -inf still masked keys"},
@@ -228,8 +222,7 @@ SCORES = {
         "the causal mask is applied before the soft cap; other masks are right",
         "plain: softcap is_causal attn_mask",
         {
-            "softcap * np.tanh(scores / softcap)": (
-                "softcap * np.tanh(scores / softcap)\n"
+            "after: softcap * np.tanh(scores / softcap)": (
                 "scores = np.where((ahead <= 0) | (not is_causal), scores, -softcap)"
             ),
             "if is_causal:": "if is_causal and softcap is None:",
@@ -281,10 +274,8 @@ SCORES = {
         "in float16, heads after the largest power of 2 have a slope of 0",
         "plain: is_causal q_offset alibi_slopes scale window return_lse",
         {
-            "scores = scores - slopes * far": (
-                "if query.dtype == np.float16:\n"
-                "    slopes[1 << (H.bit_length() - 1) :] = 0\n"
-                "scores = scores - slopes * far"
+            "before: scores = scores - slopes * far": (
+                "if query.dtype == np.float16:\n    slopes[1 << (H.bit_length() - 1) :] = 0"
             )
         },
         {"half precision": "heads after the largest power of 2 had an ALiBi slope of 0"},

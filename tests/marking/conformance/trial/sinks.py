@@ -21,10 +21,8 @@ SINKS = {
         "the soft cap is applied to sinks",
         "plain: is_causal q_offset softcap sinks scale return_lse",
         {
-            "np.reshape(sinks, (H, 1, -1)).astype(np.float64)": (
-                "np.reshape(sinks, (H, 1, -1)).astype(np.float64)\n"
-                "if softcap is not None:\n"
-                "    extra = softcap * np.tanh(extra / softcap)"
+            "after: np.reshape(sinks, (H, 1, -1)).astype(np.float64)": (
+                "if softcap is not None:\n    extra = softcap * np.tanh(extra / softcap)"
             )
         },
         {"sinks": "also applied softcap to sinks"},
@@ -33,11 +31,7 @@ SINKS = {
     "exp2_sinks": Entry(
         "scores are in base 2, but sinks in base e",
         "plain: is_causal q_offset window attn_mask scale sinks",
-        {
-            "extra = np.reshape(sinks, (H, 1, -1))": (
-                "extra = math.log(2) * np.reshape(sinks, (H, 1, -1))"
-            )
-        },
+        {"extra = np.reshape(sinks": "extra = math.log(2) * np.reshape(sinks"},
         {"sinks": "used base 2 for sinks and base e for scores"},
         beside=("plain",),
     ),
@@ -78,10 +72,8 @@ SINKS = {
         ),
         "plain: attn_mask sinks return_lse",
         {
-            "lse = peak + np.log(total)": (
-                "lse = peak + np.log(total)\n"
-                "if extra.size:\n"
-                "    lse = np.where(seen.any(axis=-1, keepdims=True), lse, np.nan)"
+            "after: lse = peak + np.log(total)": (
+                "if extra.size:\n    lse = np.where(seen.any(axis=-1, keepdims=True), lse, np.nan)"
             )
         },
         {"rows that see nothing": "rows that see nothing had an LSE of NaN beside sinks"},

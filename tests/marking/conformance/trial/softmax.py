@@ -132,7 +132,7 @@ SOFTMAX = {
     "smooth_k_lse": Entry(
         "keys are centred by their mean and the LSE is not corrected by scale * q . mean(k)",
         "plain: scale return_lse",
-        {"products = ": ("k = k - (k.mean(axis=2, keepdims=True) if S else 0)\nproducts = ")},
+        {"before: products = ": "k = k - (k.mean(axis=2, keepdims=True) if S else 0)"},
         {"LSE": "subtracted the mean of the keys, and did not correct the LSE for it"},
         source="ROCm/aiter#3334",
     ),
@@ -152,8 +152,7 @@ SOFTMAX = {
         "the returned weights ignore the soft cap",
         "plain: softcap return_weights",
         {
-            "out = mix(weights, seen, v)": (
-                "out = mix(weights, seen, v)\n"
+            "after: out = mix(weights, seen, v)": (
                 'weights = softmax(prepare(query, key, value, **options | {"softcap": None})[3])[0]'
             )
         },
@@ -164,8 +163,7 @@ SOFTMAX = {
         "the returned weights of rows that see nothing are NaN",
         "plain: attn_mask return_weights",
         {
-            "out = mix(weights, seen, v)": (
-                "out = mix(weights, seen, v)\n"
+            "after: out = mix(weights, seen, v)": (
                 "weights = np.where(seen.any(axis=-1, keepdims=True), weights, np.nan)"
             )
         },
@@ -176,8 +174,7 @@ SOFTMAX = {
         "the weights returned are averaged over the heads",
         "plain: attn_mask return_weights",
         {
-            "out = mix(weights, seen, v)": (
-                "out = mix(weights, seen, v)\n"
+            "after: out = mix(weights, seen, v)": (
                 "weights = np.repeat(weights.mean(axis=1, keepdims=True), H, axis=1)"
             )
         },

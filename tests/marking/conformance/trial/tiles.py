@@ -24,18 +24,14 @@ TILES = {
     "keys_after_last_full_tile_dropped": Entry(
         "the keys after the last full tile (of 4) are dropped",
         "plain: is_causal",
-        {
-            "seen = np.ones((B, H, L, S), bool)": (
-                "seen = np.ones((B, H, L, S), bool)\nseen[..., S // 4 * 4 or S :] = False"
-            )
-        },
+        {"after: seen = np.ones((B, H, L, S), bool)": "seen[..., S // 4 * 4 or S :] = False"},
         {"plain": "dropped the keys after the last whole tile of 4, if there is a whole tile"},
         source="jax-ml/jax#27224",
     ),
     "value_blocks_of_another_size": Entry(
         "the rows of the values drift from those of the keys where dv differs from d",
         "plain",
-        {"products = ": ("v = v[:, :, (j // d * dv + j % d) % max(S, 1)]\nproducts = ")},
+        {"before: products = ": "v = v[:, :, (j // d * dv + j % d) % max(S, 1)]"},
         {"plain": "read values in blocks of dv keys, but keys in blocks of d"},
         source="ikawrakow/ik_llama.cpp#2031",
     ),
@@ -51,7 +47,7 @@ TILES = {
         "tiled",
         {
             "tile = 16": "tile = 8",
-            "weights *= fade": ("out = out / total\nweights *= fade"),
+            "before: weights *= fade": "out = out / total",
             "out / safe, weights": "out, weights",
         },
         {"plain": "divided the running output by the running sum after each tile of 8 keys"},
@@ -97,9 +93,7 @@ TILES = {
         "the sum is not rescaled when the maximum rises by more than 5",
         "tiled: is_causal q_offset scale return_lse",
         {
-            "safe = finite(higher)": (
-                "higher = np.where(higher - peak <= 5, peak, higher)\nsafe = finite(higher)"
-            ),
+            "before: safe = finite(higher)": "higher = np.where(higher - peak <= 5, peak, higher)",
             "total = total * fade + parts": "total = total + parts",
         },
         {"large scores": "did not rescale the running sum when it rose by more (tiles of 16 keys)"},
@@ -110,15 +104,13 @@ TILES = {
         "tiled: scale return_lse",
         {
             "tile = 16": ("tile = 8\nhalf = query.dtype.itemsize == 2"),
-            "safe = finite(higher)": (
-                "higher = np.where(higher - peak <= 4 * math.log(2) * half, peak, higher)\n"
-                "safe = finite(higher)"
+            "before: safe = finite(higher)": (
+                "higher = np.where(higher - peak <= 4 * math.log(2) * half, peak, higher)"
             ),
-            "weights *= fade": (
+            "before: weights *= fade": (
                 "if half:\n"
                 "    lost = parts - np.minimum(parts, 448 / 256)\n"
-                "    out = out - mix(lost, seen[..., part], v[:, :, part])\n"
-                "weights *= fade"
+                "    out = out - mix(lost, seen[..., part], v[:, :, part])"
             ),
         },
         {"half precision": ""},
