@@ -34,7 +34,7 @@ def test_each_loss_has_its_line(tmp_path: Path) -> None:
     assert write_curves(tmp_path).read_bytes().startswith(b"\x89PNG")
 
 
-def testsmoothed() -> None:
+def test_smoothed() -> None:
     values = np.arange(90, dtype=np.float64)
     expected = [values[max(0, k - 2) : k + 1].mean() for k in range(90)]
     np.testing.assert_allclose(running_means(values), expected)
