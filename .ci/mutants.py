@@ -49,6 +49,17 @@ class Mutant(NamedTuple):
     text: str
 
 
+def ignored(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what is not worth a change: annotations, and the check `strict=True` of `zip`."""
+    for name in ("annotation", "returns"):
+        if isinstance(annotation := getattr(node, name, None), ast.AST):
+            yield from ast.walk(annotation)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "zip":
+        for value in (it.value for it in node.keywords if it.arg == "strict"):
+            if isinstance(value, ast.Constant) and value.value is True:
+                yield value
+
+
 def changes(source: str, function: ast.FunctionDef) -> Iterator[tuple[int, int, str]]:
     """Yield each change in a function: where the old text begins and ends, and the new text."""
     starts = [0]
@@ -65,7 +76,9 @@ def changes(source: str, function: ast.FunctionDef) -> Iterator[tuple[int, int, 
         if (found := text.strip(" ()\n")) in table:
             yield begin, end, text.replace(found, table[found])
 
-    for node in (it for statement in function.body for it in ast.walk(statement)):
+    inside = [it for statement in function.body for it in ast.walk(statement)]
+    left_out = {it for node in inside for it in ignored(node)}
+    for node in (it for it in inside if it not in left_out):
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
             yield from between(node.left, node.comparators[0], COMPARE)
         elif isinstance(node, ast.BinOp):
@@ -81,8 +94,14 @@ def changes(source: str, function: ast.FunctionDef) -> Iterator[tuple[int, int, 
 
 
 def drawn(seed: int, count: int) -> list[Mutant]:
-    """Draw mutants of Python code: one a function, from each package of src in turn."""
-    rng = random.Random(seed)
+    """Draw mutants of Python code: one a function, from each package of src in turn.
+
+    A function's lot depends on its file and name alone, so other changes leave its mutant as it is.
+    """
+
+    def lot(one: tuple[Path, ast.FunctionDef]) -> random.Random:
+        return random.Random(f"{seed} {one[0].relative_to(ROOT)} {one[1].name}")
+
     functions: dict[str, list[tuple[Path, ast.FunctionDef]]] = {}
     for path in sorted((ROOT / "src").rglob("*.py")):
         package = path.relative_to(ROOT / "src").parts[:-1][:2]
@@ -90,14 +109,14 @@ def drawn(seed: int, count: int) -> list[Mutant]:
             if isinstance(node, ast.FunctionDef):
                 functions.setdefault("/".join(package), []).append((path, node))
     for found in functions.values():
-        rng.shuffle(found)
+        found.sort(key=lambda one: lot(one).random())
     mutants: list[Mutant] = []
     while len(mutants) < count:
         for found in functions.values():
             path, node = found.pop() if found else (None, None)
             possible = [*changes(path.read_text("utf-8"), node)] if path and node else []
             if possible and len(mutants) < count:
-                start, end, text = rng.choice(possible)
+                start, end, text = lot((path, node)).choice(possible)
                 source, name = path.read_bytes(), str(path.relative_to(ROOT))
                 line = source[:start].count(b"\n") + 1
                 mutants.append(Mutant(name, line, start, end, source[start:end].decode(), text))

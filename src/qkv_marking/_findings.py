@@ -8,10 +8,10 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv_marking import _raised
-from qkv_marking._errors import in_words, line_of
+from qkv_marking._errors import in_words, line_of, words_of
 from qkv_marking._formula import MISSING, Diff
 from qkv_marking._mistake import Mistake, look_up
-from qkv_marking._outcome import Outcome, first_wrong, is_tuple, kind_of
+from qkv_marking._outcome import Elsewhere, Outcome, first_wrong, is_tuple, kind_of
 
 RANDOM = look_up("random")
 
@@ -34,6 +34,8 @@ class Symptom(Mistake):
         if run is None:
             return {}
         yours = run.returned if run.out is None else run.out
+        if isinstance(yours, Elsewhere):  # its process ends before a reader sees the example
+            yours = words_of(yours)
         if run.error is not None:
             yours = in_words(run.error)
         return {**run.case.list_arguments(), "yours": yours, "right": run.right, **self.more}

@@ -234,13 +234,18 @@ def test_a_fully_masked_row_has_log_sum_exp_minus_infinity(dtype: np.dtype, blin
 
 @pytest.mark.parametrize("blind", BLIND)
 @pytest.mark.parametrize(
-    "sinks", [np.array([0.5, -2.0]), np.array([[0.5, 1.0, -9.0], [2.0, 0.0, 1.0]])]
+    "sinks",
+    [
+        np.array([0.5, -2.0]),
+        np.array([[0.5, 1.0, -9.0], [2.0, 0.0, 1.0]]),
+        np.array([[999.0, 1000.0], [-1000.0, -999.0]]),  # exp would be infinite, or 0
+    ],
 )
 def test_a_fully_masked_row_has_the_log_sum_exp_of_its_sinks(sinks: np.ndarray, blind: str) -> None:
     query, key, value = qkv_arrays(L=L, S=S)
     expected = agree(query, key, value, **BLIND[blind], sinks=sinks)
     nothing = ~expected.visible.any(axis=-1)
-    total = np.log(np.exp(sinks.reshape(2, -1)).sum(axis=-1))[:, None]
+    total = np.logaddexp.reduce(sinks.reshape(2, -1), axis=-1)[:, None]
     np.testing.assert_allclose(expected.lse[nothing], np.broadcast_to(total, (2, 2, L))[nothing])
 
 

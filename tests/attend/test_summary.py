@@ -99,6 +99,12 @@ def test_ties_go_to_the_lower_index_across_blocks() -> None:
     assert (summary.top_indices[100:] == [100, 2500, 0, 1, 2]).all()
 
 
+def test_ties_of_very_large_scores_go_to_the_lower_index() -> None:
+    key = np.full((7, 1), 2e4, np.float32)
+    summary = qkv.summarize_attention(key[:1], key, key, top_k=3)
+    assert summary.top_indices.tolist() == [[0, 1, 2]]
+
+
 @pytest.mark.parametrize("sizes", [{"L": 0}, {"S": 0}, {"lead": (0,)}])
 def test_empty(sizes: dict) -> None:
     agree_with_summary(*qkv_arrays(**sizes))

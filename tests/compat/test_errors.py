@@ -39,6 +39,13 @@ def test_a_bare_name_is_also_one_of_sentence_transformers(monkeypatch: pytest.Mo
     assert asked == ["all-mpnet-base-v2", "sentence-transformers/all-mpnet-base-v2"]
 
 
+def test_a_pool_has_a_process_for_each_device_or_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wrapped, "Pool", lambda model, count: count)
+    model: Any = SentenceTransformer("random")
+    assert model.start_multi_process_pool() == 4
+    assert model.start_multi_process_pool(["cpu"] * 3) == 3
+
+
 def test_the_type_of_the_weights(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.write()

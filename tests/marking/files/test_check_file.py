@@ -36,6 +36,13 @@ def test_every_task_defined_in_the_file_is_marked(file):
     assert (attention.task, attention.points, attention.passed) == ("attention", 10, True)
 
 
+def test_the_example_shows_a_returned_object_in_its_own_words(file):
+    source = "class Rows:\n    def __str__(self):\n        return 'my rows'\n\n"
+    result = only(file(source + "def softmax(x):\n    return Rows()"))
+    assert result.mistakes == ("wrong-type",)
+    assert result.example["yours"] == "my rows"
+
+
 @pytest.mark.usefixtures("quick")
 def test_only_the_requested_task_is_marked(file):
     result = only(file(SOFTMAX + ATTENTION), "attention")

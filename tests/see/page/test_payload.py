@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qkv.models import Model, random_model
+from qkv.models import Model, load, random_model
 from qkv.see import compare, show
 from qkv.see.analysis._view_inputs import heads_from
 from qkv.see.analysis.head_weights import heads_of
 from qkv.see.analysis.measures import measures_of
-from qkv.see.page import payload
+from qkv.see.page import payload, play
 from qkv.trace import Trace
 
 from ..support import BANK, CAT, MONEY, made_trace, unpack
@@ -46,6 +46,13 @@ def test_the_page_opens_on_the_same_head_as_the_terminal(minilm: Model) -> None:
         "sentence": "bank attends to river: 0.71 (layer 0, head 4).", "heads": None,
         "merge": False, "stands_out": None, "headline": "",
     }  # fmt: skip
+
+
+def test_the_page_of_a_server_first_hides_one_token() -> None:
+    model = load("books-decoder")  # the token after "Ġglass" begins where the word ends
+    start = play._start(model, None)
+    tokens = model.tokenize(start["text"]).tokens
+    assert [tokens[position] for position in start["hide"]] == ["Ġglass"]
 
 
 def test_a_head_without_links_begins_at_its_largest_weight() -> None:
