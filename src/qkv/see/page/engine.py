@@ -286,8 +286,8 @@ def engine_part(
         payloads: the models.
         beside: if given, the page does not contain the bytes of models in blocks. The function
             stores them in this mapping, keyed by the names of their files beside the page. Each
-            name contains the CRC-32 of the file: a browser never reads an older file from its cache,
-            and the page compares the bytes that arrive. It needs the policy `WITH_FILES`.
+            name contains the CRC-32 of the file: a browser never reads an older file from its
+            cache, and the page checks the bytes that arrive. It needs the policy `WITH_FILES`.
     """
     compute = f"function compute() {{\n{bundle('worker.js')}}}"
     call = 'page.openApi(compute, document.querySelectorAll("script[data-side]"));'
