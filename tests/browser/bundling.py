@@ -1,9 +1,14 @@
 """Bundles of the pages' JavaScript modules, for tests."""
 
 import importlib.util
+import json
+import subprocess
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
+
+from playwright._impl._driver import compute_driver_executable
 
 ROOT = Path(__file__).resolve().parents[2]
 _spec = importlib.util.spec_from_file_location("ci_bundles", ROOT / ".ci" / "bundles.py")
@@ -23,6 +28,14 @@ def bundled(code: str) -> tuple[str, str]:
         bundles.bundle(folder=Path(folder), code=code)
         script, styles = (Path(folder, f"stdin.{kind}") for kind in ("js", "css"))
         return script.read_text("utf-8"), styles.read_text("utf-8") if styles.exists() else ""
+
+
+def by_node(code: str) -> Any:
+    """Run JavaScript code that defines `result`, and return this value."""
+    code += "\nPromise.resolve(result).then((it) => process.stdout.write(JSON.stringify(it)));"
+    node = str(compute_driver_executable()[0])
+    done = subprocess.run([node, "-"], input=code, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
 
 
 def script_of(*names: str) -> str:

@@ -215,21 +215,14 @@ def no_change(seen: Seen, why: str, where: str | None, least: str) -> None:
     assert far <= (NEAR if least == "every" else 1e-3 + NEAR)
 
 
-def still(seen: Seen, unsure: str | None, why: str, word: str, share: str, **more: Any) -> None:
+def says(seen: Seen, unsure: str | None, why: str, word: str, share: str, **more: Any) -> None:
+    """Decide the guess after the changes, and before them if it was another, or less or more."""
     cause(seen, why)
     place(seen, more["where"])
     sure(seen, not unsure)
     is_first(seen, word, share, seen.shares())
-    is_first(seen, word, more["before"] or share, seen.shares(plain=True))
-
-
-def instead(seen: Seen, unsure: str | None, why: str, word: str, share: str, **more: Any) -> None:
-    cause(seen, why)
-    place(seen, more["where"])
-    sure(seen, not unsure)
-    is_first(seen, word, share, seen.shares())
-    is_first(seen, more["was"], more["before"], seen.shares(plain=True))
-    assert word != more["was"]
+    is_first(seen, more.get("was", word), more["before"] or share, seen.shares(plain=True))
+    assert word != more.get("was")
 
 
 def nowhere(seen: Seen) -> None:
@@ -259,16 +252,11 @@ def looks_most(seen: Seen, who: str, list: str, where: str, off: str | None) -> 
     end = query + 1  # of the word at the query
     while seen.tokens[end : end + 1] and seen.tokens[end].startswith("##"):
         end += 1
-    others = [
-        weight
-        for t, weight in enumerate(row)
-        if not query <= t < end
-        and not seen.read.special[t]
-        and t not in seen.gaps
-        and re.search(r"[^\W_]", own_text(seen, t))
-        and not any(own_text(seen, t) in name for name, _ in named)
-    ]
-    assert max(others, default=0) <= least + NEAR
+    left_out = {*range(query, end), *seen.gaps, *np.flatnonzero(seen.read.special)}
+    for t in {*range(len(row))} - left_out:
+        text = own_text(seen, t)
+        if re.search(r"[^\W_]", text) and not any(text in name for name, _ in named):
+            assert row[t] <= least + NEAR, text
     for name in re.split(", ", (off or "").removeprefix("; hidden: ")):
         assert not name or any(e["op"] == "hide" for e in seen.edits)
 
@@ -327,9 +315,7 @@ def legend(seen: Seen, who: str, where: str, sink: str | None = None) -> None:
     before = [len(seen.state["text"][:stop].split()) for _, stop in seen.read.offsets][: len(row)]
     words = [t for t, name in enumerate(seen.tokens) if re.search(r"[^\W_]", name)]
     own = [t for t in words if before[t] <= 1]  # one word of the page, or several
-    others = [
-        row[[u for u in words if before[u] == before[t]]].sum() for t in words if t not in own
-    ]
+    others = [row[[u for u in words if before[u] == before[t]]].sum() for t in {*words} - {*own}]
     if sink:
         assert row[own].sum() >= max((row[t] for t in words if t not in own), default=0) - NEAR
     elif own[:1] == [0] and len(own) == 1:
@@ -460,11 +446,9 @@ def in_head(seen: Seen, layer: str, head: str, **more: Any) -> None:
     """Decide a head of the map: its role, and the effect of its removal or of the changes."""
     at = int(layer), int(head)
     known, role = roles_of(seen.model).get(f"{layer}.{head}"), more["role"]
-    if role == "mixed":
-        assert known is None
-    elif role:
-        assert known
-        assert role == usually(known[0])
+    if role:
+        assert role == (usually(known[0]) if known else "mixed")
+    if known and role:
         assert seen.gaps or not known[0].startswith("hidden ")
     off = any(e["op"] == "ablate" and (e["layer"], e.get("head", at[1])) == at for e in seen.edits)
     assert bool(more["removed"]) == off
@@ -690,8 +674,8 @@ FOR_GUESS = {
     rf"(?P<how>Best guess|Not sure){WHERE}: (?:the best guess is )?{WORD}, {p()}\.": best_guess,
     rf"(?P<why>.+?) (?P<least>every) probability stays the same{WHERE}\.": no_change,
     rf"(?P<why>.+?) (?P<least>no) probability moves by as much as 0\.1%{WHERE}\.": no_change,
-    rf"{UNSURE}(?P<why>.+?):? it still says {WORD} \({p()}(?:, {p('before')} before)?\){WHERE}\.": still,
-    rf"{UNSURE}(?P<why>.+?):? it says {WORD} \({p()}\) instead of (?P<was>.+?) \({p('before')}\){WHERE}\.": instead,
+    rf"{UNSURE}(?P<why>.+?):? it still says {WORD} \({p()}(?:, {p('before')} before)?\){WHERE}\.": says,
+    rf"{UNSURE}(?P<why>.+?):? it says {WORD} \({p()}\) instead of (?P<was>.+?) \({p('before')}\){WHERE}\.": says,
     "There is no word yet: write a sentence.": nowhere,
 }
 OVER = r"(?P<where>averaged over all \d+ heads)"

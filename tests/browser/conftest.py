@@ -4,6 +4,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,12 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 import qkv
 from qkv.models import Model
+from qkv.trace import Trace
 from rows import SAMPLE
 
 from .opening import Openers
-from .playing import live_page, opened
+from .play import at
+from .playing import TEXT, live_page, opened
 from .support import Visit
 
 expect.set_options(timeout=60_000)  # as the pages of opening.py; by default, it would be 5 s
@@ -74,15 +77,21 @@ def exact() -> Model:
 
 
 @pytest.fixture(scope="session")
+def trace(exact: Model) -> Trace:
+    """The float64 trace of the text of the live page."""
+    return exact.trace(TEXT)
+
+
+@pytest.fixture(scope="session")
 def html(model: Model) -> str:
     """The live page; test files about another page define their own `html`."""
     return live_page(model)
 
 
 @pytest.fixture
-def page(quick: Visit, html: str) -> Page:
+def page(lab_at: Visit) -> Page:
     """The live page, opened with the parts that its button "Look inside" shows."""
-    return opened(quick, html)
+    return lab_at()
 
 
 @pytest.fixture(scope="session")
@@ -99,6 +108,13 @@ def visit(openers: Openers, tmp_path: Path) -> Iterator[Visit]:
         yield visit
 
 
+@pytest.fixture(scope="module")
+def visit_once(openers: Openers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
+    """Like `visit`, for a page that all tests of a file share."""
+    with openers.visiting(tmp_path_factory.mktemp("pages")) as visit:
+        yield visit
+
+
 @pytest.fixture
 def quick(openers: Openers) -> Iterator[Visit]:
     """Like `visit`, but only for live pages: the pages share a model that already runs.
@@ -108,3 +124,21 @@ def quick(openers: Openers) -> Iterator[Visit]:
     """
     with openers.quickly() as quick:
         yield quick
+
+
+@pytest.fixture
+def visit_at(visit: Visit, html: str) -> Visit:
+    """`visit_at(hash, width=...)` or `visit_at(width=..., **state)` opens `html` at an address."""
+    return partial(at, visit, html)
+
+
+@pytest.fixture
+def quick_at(quick: Visit, html: str) -> Visit:
+    """Like `visit_at`, with `quick`."""
+    return partial(at, quick, html)
+
+
+@pytest.fixture
+def lab_at(quick: Visit, html: str) -> Visit:
+    """`lab_at(width=..., **state)` opens the page with what its button "Look inside" shows."""
+    return partial(opened, quick, html)

@@ -3,6 +3,7 @@
 import base64
 import itertools
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -57,12 +58,19 @@ def ask(page: Page, text: Any, edits: Any = None, **options: Any) -> tuple[dict[
     """Run a text in the page: return the page's answer, and its arrays in their shapes."""
     found = page.evaluate(RUN, [text, [] if edits is None else edits, options])
     size = len(found["tokens"])
-    pattern = np.array([[unpacked(head) for head in layer] for layer in found["pattern"]])
-    return found, Result(
-        pattern.reshape(*pattern.shape[:2], size, size),
-        np.array([unpacked(one).reshape(size, -1) for one in found["resid"]]),
-        unpacked(found["logits"]).reshape(len(options.get("at", range(size))), -1),
-        found["blocks"],
+    result = result_of(size, *(found[name] for name in ("pattern", "resid", "logits")))
+    logits = result.logits.reshape(len(options.get("at", range(size))), -1)
+    return found, result._replace(logits=logits, inside=found["blocks"])
+
+
+def result_of(size: int, pattern: list[list[str]], resid: list[str], logits: str) -> Result:
+    """Unpack a page's arrays: the logits of one position, or of all of them side by side."""
+    heads = np.array([[unpacked(head) for head in layer] for layer in pattern])
+    return Result(
+        heads.reshape(*heads.shape[:2], size, size),
+        np.array([unpacked(one).reshape(size, -1) for one in resid]),
+        unpacked(logits)[None],
+        [],
     )
 
 
@@ -94,23 +102,26 @@ def traced(model: Model, text: str) -> tuple[Tokenized | Trace, Trace, Result]:
     tokens = model.tokenize(text)
     if all(tokens.special):  # `trace` rejects such a text, but accepts its ids
         trace = model.trace(tokens.ids, logits=True)
-        return tokens, trace, numbers(trace, model.num_layers)
+        return tokens, trace, numbers(model, trace)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".* cut to")
         trace = model.trace(text, logits=True)
-    return trace, trace, numbers(trace, model.num_layers)
+    return trace, trace, numbers(model, trace)
 
 
-def numbers(trace: Trace, layers: int) -> Result:
-    resid = ["full_embed", *(("normalized_resid_post", layer) for layer in range(layers))]
+def numbers(model: Model, trace: Trace) -> Result:
+    """Return the numbers of a trace: `resid` has what each block passes on."""
+    layers = range(model.num_layers)
+    behind = "normalized_resid_post" if model.layers[-1].post_norm else "resid_post"
+    resid = ["full_embed", *((behind, layer) for layer in layers)]
     return Result(
-        np.array([trace["pattern", layer][0] for layer in range(layers)]),
+        np.array([trace["pattern", layer][0] for layer in layers]),
         np.array([trace[name][0] for name in resid]),
         trace["logits"][0],
         [],
     )
 
 
-def by_the_library(model: Model, ids: list[int], edits: list[Edit]) -> Result:
-    """Return the library's numbers for these ids with these edits."""
-    return numbers(model.trace(ids, logits=True, edit=edits), model.num_layers)
+def by_the_library(model: Model, text: str | list[int], edits: Sequence[Edit] = ()) -> Result:
+    """Return the library's numbers for a text, or for its ids, with these edits."""
+    return numbers(model, model.trace(text, logits=True, edit=[*edits]))

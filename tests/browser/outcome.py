@@ -122,10 +122,8 @@ def rows(page: Page) -> list[Row]:
         })"""
     )
     return [
-        Row(cells[0], cells[1], cells[2], cells[3], bars)
-        if len(cells) == 4
-        else Row(cells[0], None, cells[1], "", bars)
-        for cells, bars in found
+        Row(word, *([None] * (2 - len(bars))), *told[: len(bars)], "".join(told[2:]), bars)
+        for (word, *told), bars in found
     ]
 
 

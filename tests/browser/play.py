@@ -7,7 +7,9 @@ from urllib.parse import urlencode
 
 from playwright.sync_api import Locator, Page
 
-from .support import with_first
+from .support import Visit, with_first
+
+WINDOW = {"width", "height", "scheme", "alone"}  # the options of a page's window
 
 # Records the request and the answer of each run in `runs`, except for aborted runs.
 KEPT = """<script>
@@ -57,6 +59,43 @@ STILL = """(part) => new Promise((still) => {
 })"""
 
 
+# Returns the widths of the visible lines above a sentence, by the token to which each leads.
+LINES = """(stage) => {
+  const words = [...stage.querySelectorAll(".words > *")];
+  const box = stage.querySelector(".big").getBoundingClientRect();
+  const lines = [...stage.querySelectorAll(".arcs path")];
+  return lines.filter((path) => +path.style.strokeOpacity > 0.2).map((path) => {
+    const { x, y } = path.getPointAtLength(path.getTotalLength());
+    const away = (word) => {
+      const { left, right, top } = word.getBoundingClientRect();
+      return Math.hypot((left + right) / 2 - box.left - x, top - box.top - y);
+    };
+    const near = words.toSorted((a, b) => away(a) - away(b))[0];
+    return [near.dataset.token, +path.style.strokeWidth];
+  });
+}"""
+# Returns the number of lines in an <svg>, and the texts of the nodes that a line crosses. Of the
+# rows of a node, it looks at those from number `first`.
+CROSSED = """(stage, [lines, texts, first]) => {
+  const svg = stage.querySelector(lines), frame = svg.getBoundingClientRect();
+  const { x, y } = svg.viewBox.baseVal;
+  const seen = (path) => +(path.style.strokeOpacity || 1) > 0;
+  const paths = [...svg.querySelectorAll("path")].filter(seen);
+  const points = paths.flatMap((path) => Array.from({ length: 201 }, (_, i) =>
+    path.getPointAtLength(i / 200 * path.getTotalLength())));
+  const crossed = [...stage.querySelectorAll(texts)].filter((node) => {
+    const range = document.createRange();
+    range.selectNodeContents(node.querySelector("bdi") ?? node);
+    const boxes = [...range.getClientRects()].slice(first);
+    return boxes.some(({ left, right, top, bottom }) => points.some((at) => {
+      const [a, b] = [at.x - x + frame.left, at.y - y + frame.top];
+      return a > left && a < right && b > top + 4 && b < bottom - 4;
+    }));
+  });
+  return [paths.length, crossed.map((node) => node.textContent)];
+}"""
+
+
 def address(**state: Any) -> str:
     """Return the address's fragment for a state, as the page writes it."""
 
@@ -83,6 +122,16 @@ def opened_at(html: str, hash_: str) -> str:
 def ready(page: Page) -> Page:
     page.locator("html[data-qkv=ready]").wait_for(timeout=60_000)
     return page
+
+
+def at(visit: Visit, html: str, hash_: str = "", **options: Any) -> Page:
+    """Open a page at a fragment, and wait until it is ready.
+
+    The options are the state in the fragment, unless `hash_` is the fragment, and those of `visit`.
+    """
+    window = {name: options.pop(name) for name in WINDOW & options.keys()}
+    fragment = hash_ or (address(**options) if options else "")
+    return ready(visit(opened_at(html, fragment), **window))
 
 
 def after(page: Page, act: Callable[[], object]) -> None:

@@ -16,7 +16,7 @@ from qkv.see.page.html import WITH_WORKER, document, fragment
 from qkv.see.page.payload import payload_of
 
 from .edited import Edit
-from .play import STILL, address, after, opened_at, ready
+from .play import STILL, address, after, at
 from .support import STATIC, Visit, read
 
 TEXT = "She wore a crown on her [MASK]."  # 10 tokens
@@ -44,9 +44,9 @@ def live_page(model: Model) -> str:
     return document("a title", f"{fragment(payload, STATIC)}\n{engine}", "auto", WITH_WORKER)
 
 
-def opened(visit: Visit, html: str, *, width: int = 1280, **state: Any) -> Page:
+def opened(visit: Visit, html: str, **state: Any) -> Page:
     """Open the page in a state, by default with the parts that the button "Look inside" shows."""
-    return ready(visit(opened_at(html, address(**STATE | state)), width=width))
+    return at(visit, html, **STATE | state)
 
 
 def go(page: Page, **state: Any) -> None:

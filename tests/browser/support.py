@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from playwright.sync_api import Locator, Page, TimeoutError
 
+from models.sizes import SMALL
 from qkv.see.analysis.head_weights import Axis, Heads
 from qkv.see.page.html import document, fragment
 from qkv.see.page.payload import payload_of, start_at, text_payload
@@ -46,6 +47,7 @@ IDLE = """{
     while (tasks) await new Promise((next) => setTimeout(next));
   };
 }"""
+CELLS = "rows => rows.map((row) => [...row.children].map((cell) => cell.textContent))"
 STEP = 1 / 65535  # the resolution of a weight in a page
 WORDS = ["[CLS]", "the", "un", "##believ", "##able", "cat", "sat", "on", "the", "mat", "[SEP]"]
 SPANS = [[0], [1], [2, 3, 4], [5], [6], [7], [8], [9], [10]]
@@ -74,6 +76,12 @@ def made(
         norms=list(random.uniform(0.1, 5, size=(layers, heads, size))),
         **more,
     )
+
+
+def config_of(family: str, **more: Any) -> dict[str, Any]:
+    """Return the config of a small model of a family."""
+    sizes, classes = SMALL[family]
+    return {"model_type": family, "architectures": [classes[0]], **sizes, **more}
 
 
 def with_first(html: str, script: str) -> str:
@@ -133,6 +141,11 @@ def keys(page: Page | Locator, text: int = 0) -> list[list[str]]:
             " [key.querySelector('.name').textContent, key.querySelector('.value').textContent])"
         )
     )
+
+
+def shown_weights(page: Page | Locator) -> list[float]:
+    """Return the weights in the list on the right."""
+    return [read(value) if value.strip("·") else 0.0 for _, value in keys(page)]
 
 
 def readout(page: Page | Locator) -> dict[str, str]:

@@ -29,14 +29,10 @@ HOSTILE = (
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Each kind of page that holds a model's parameters, as written to a file."""
-    path = tmp_path_factory.mktemp("about") / "page.html"
-    found = {}
-    for kind, view in {"play": qkv.play(TEXT, model="books"), "walk": qkv.walk(TEXT)}.items():
-        view.to_html(path)
-        found[kind] = path.read_text("utf-8")
-    return found
+def pages() -> dict[str, str]:
+    """Each kind of page that holds a model's parameters."""
+    views = {"play": qkv.play(TEXT, model="books"), "walk": qkv.walk(TEXT)}
+    return {kind: view._document() for kind, view in views.items()}
 
 
 def opened(visit: Visit, html: str, **options: object) -> Page:
@@ -116,14 +112,12 @@ def test_a_hostile_card_runs_nothing(visit: Visit, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(HOSTILE)
     (tmp_path / "LICENSE.<img src=x onerror=alert(1)>").write_text(HOSTILE)
     model = qkv.load(tmp_path)
-    path = tmp_path / "page.html"
     for view in (
         qkv.play("the cat sat on the [MASK]", model=model),
         qkv.walk("the cat", model=model),
     ):
-        view.to_html(path)
         for scripts in (True, False):
-            page = opened(visit, path.read_text("utf-8"), scripts=scripts)
+            page = opened(visit, view._document(), scripts=scripts)
             line(page).click()
             assert texts(page) == [HOSTILE, HOSTILE]
             assert page.locator("img, .qkv-about a, .qkv-about script").count() == 0

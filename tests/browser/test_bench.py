@@ -29,15 +29,14 @@ def test_wrong_results_exceed_the_error_limit(
     Each wrong input is one of these: another text, another query, a press on another word, or
     another length of the generated text.
     """
-    wrong = play.KEY.replace("field.value = text", "field.value = `${text} no`")
-    monkeypatch.setattr(play, "KEY", wrong)
-    monkeypatch.setattr(
-        play, "SWEEP", play.SWEEP.replace("qkv.sweep(text", "qkv.sweep(`a ${text}`")
-    )
-    monkeypatch.setattr(play, "PLAYED", play.PLAYED.replace("${other} query", "next query"))
-    other = play.PRESSED.replace("[data-qkv-first]", "[data-token='2']")
-    monkeypatch.setattr(play, "PRESSED", other)
-    monkeypatch.setattr(play, "WRITE", play.WRITE.replace("text, { max }", "text, { max: 9 }"))
+    for name, *other in (
+        ("KEY", "field.value = text", "field.value = `${text} no`"),
+        ("SWEEP", "qkv.sweep(text", "qkv.sweep(`a ${text}`"),
+        ("PLAYED", "${other} query", "next query"),
+        ("PRESSED", "[data-qkv-first]", "[data-token='2']"),
+        ("WRITE", "text, { max }", "text, { max: 9 }"),
+    ):
+        monkeypatch.setattr(play, name, getattr(play, name).replace(*other))
     for row in sample(play.rows(8, chromium)):
         way = row.ways["qkv"]
         assert way.error(way.call()) > way.allowed, row.name

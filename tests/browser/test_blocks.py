@@ -1,6 +1,5 @@
 """Tests of models in the blocks of a GGUF file in a page: numbers, edits, text, pieces."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +10,15 @@ import qkv
 from models.gguf_files import llama_tensors, write_llama
 from qkv.models import Model
 
-from .edited import Edit, Result, examples
-from .engine import EXACT, agree, ask, page_of, unpacked
-from .opening import Openers
+from .edited import Edit, examples
+from .engine import EXACT, agree, ask, by_the_library, page_of, unpacked
 from .support import Visit
 
 TEXT, OTHER = "the cat sat the 12 c", "a cat ran the 12 a t"  # each of 14 tokens
 # In WebAssembly, vectors are rounded to int16 before they are multiplied with blocks. The random
 # parameters make scores of up to 20.
 ROUNDED = 2e-3, 2e-3
+Pages = list[tuple[Page, tuple[float, float]]]
 KINDS = ("Q4_0", "Q4_1", "Q8_0", "F16")
 
 
@@ -44,26 +43,10 @@ def double(path: Path) -> Model:
 
 
 @pytest.fixture(scope="module")
-def pages(
-    openers: Openers, small: Model, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[tuple[Page, tuple[float, float]]]]:
+def pages(visit_once: Visit, small: Model) -> Pages:
     """Two pages, with and without WebAssembly, and the bounds of their errors."""
-    with openers.visiting(tmp_path_factory.mktemp("pages")) as visit:
-        bounds = {False: ROUNDED, True: EXACT}
-        yield [(visit(page_of(small, plain=one)), bounds[one]) for one in bounds]
-
-
-def told(model: Model, text: str, edits: list[Edit]) -> Result:
-    """Return the library's numbers."""
-    trace = model.trace(text, logits=True, edit=edits)
-    layers = range(model.num_layers)
-    resid = ["full_embed", *(("resid_post", layer) for layer in layers)]
-    return Result(
-        np.array([trace["pattern", layer][0] for layer in layers]),
-        np.array([trace[name][0] for name in resid]),
-        trace["logits"][0],
-        [],
-    )
+    bounds = {False: ROUNDED, True: EXACT}
+    return [(visit_once(page_of(small, plain=one)), bounds[one]) for one in bounds]
 
 
 def edits_of(model: Model) -> dict[str, Edit]:
@@ -72,35 +55,29 @@ def edits_of(model: Model) -> dict[str, Edit]:
     return found | {"patch": found["patch"] | {"from": OTHER}}
 
 
-def test_numbers_and_edits_are_the_librarys(
-    pages: list[tuple[Page, tuple[float, float]]], small: Model, double: Model
-) -> None:
-    usual = told(double, TEXT, [])
+def test_numbers_and_edits_are_the_librarys(pages: Pages, small: Model, double: Model) -> None:
+    usual = by_the_library(double, TEXT, [])
     for name, edit in {"nothing": None, **edits_of(small)}.items():
         edits = [] if edit is None else [edit]
-        expected = told(double, TEXT, edits)
-        assert (
-            name in ("nothing", "causal") or np.abs(expected.logits - usual.logits).max() > 0.05
-        ), name
+        expected = by_the_library(double, TEXT, edits)
+        moved = np.abs(expected.logits - usual.logits).max()
+        assert name in ("nothing", "causal") or moved > 0.05, name
         for page, bounds in pages:
             agree(ask(page, TEXT, edits)[1], expected, *bounds)
 
 
-def test_text_is_the_librarys(
-    pages: list[tuple[Page, tuple[float, float]]], small: Model, double: Model
-) -> None:
+def test_text_is_the_librarys(pages: Pages, small: Model, double: Model) -> None:
     for edit in (None, edits_of(small)["hide"], edits_of(small)["ablate"]):
         edits = [] if edit is None else [edit]
         own = double.generate(TEXT, max_new_tokens=16, edit=edits)
         for page, _ in pages:
-            found = page.evaluate(
-                "([text, edits]) => qkv.generate(text, {max: 16}, edits)", [TEXT, edits]
-            )
+            generate = "([text, edits]) => qkv.generate(text, {max: 16}, edits)"
+            found = page.evaluate(generate, [TEXT, edits])
             assert (found["ids"], found["text"]) == (own.ids, str(own))
 
 
 def test_activations_and_parameters_are_the_librarys(
-    pages: list[tuple[Page, tuple[float, float]]], small: Model, double: Model
+    pages: Pages, small: Model, double: Model
 ) -> None:
     trace = double.trace(TEXT)
     names = ["embed.weight", *(name for name in small.parameters if name.startswith("blocks.1"))]

@@ -7,27 +7,23 @@ import numpy as np
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from qkv.models import Model
 from qkv.see.draw.colours import shade
-from qkv.see.page.payload import payload_of, walk_payload
 from qkv.see.steps.walk import Walk
 from qkv.trace import Trace
 
 from .playing import (
     HEAD,
     POSITION,
-    TEXT,
     cells,
     go,
     heat_map,
     open_tab,
-    opened,
     picture,
     unfold,
     until,
 )
-from .support import STATIC, Visit, drawn, idle, press, read, whole_page
-from .test_walk_shift import agree, layer_walk
+from .support import Visit, drawn, idle, press, read
+from .test_walk_shift import agree, layer_walk, walk_page
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
@@ -48,10 +44,8 @@ def bars(scope: Page | Locator) -> tuple[np.ndarray, float]:
     lengths = []
     for column in columns:
         above, below = pixels[: round(zero) - 1, column], pixels[round(zero) + 1 :, column]
-        up, down = (
-            (np.abs(part - colour).max(-1) < 6).sum()
-            for part, colour in ((above[31:], colours[0]), (below, colours[1]))
-        )
+        parts = zip((above[31:], below), colours, strict=True)
+        up, down = ((np.abs(part - colour).max(-1) < 6).sum() for part, colour in parts)
         assert not (up > 1 and down > 1)
         lengths.append((up if up > down else -down) / scale)
     return np.array(lengths), 2.5 / scale
@@ -66,10 +60,6 @@ def rows(scope: Page | Locator) -> tuple[list[str], np.ndarray]:
         "rows => rows.map((row) => [...row.querySelectorAll('td')].map((td) => td.textContent))"
     )
     return names, np.array([[read(cell) for cell in row] for row in cells])
-
-
-def walk_page(walk: Walk) -> str:
-    return whole_page(payload_of("walk", "a walk", [], walk=walk_payload(walk)), STATIC)
 
 
 def step_of(page: Page, walk: Walk, name: str) -> Any:
@@ -92,10 +82,8 @@ def test_a_walk_cell_shows_its_products_as_bars(visit: Visit) -> None:
     np.testing.assert_allclose(lengths, products, atol=within)
     said = page.locator(".sum-said").inner_text()
     up, down = products[products > 0].sum(), products[products < 0].sum()
-    agree(
-        said,
-        f"{len(products)} products; their sum is {up:.3f} above the line and {down:.3f} below it",
-    )
+    sums = f"their sum is {up:.3f} above the line and {down:.3f} below it"
+    agree(said, f"{len(products)} products; {sums}")
     page.locator(".map").first.focus()
     press(page, "ArrowDown", "Control+Home")  # the bars follow the cell that is pointed at
     np.testing.assert_allclose(rows(page)[1][:, 2], q[0] * k[0], atol=0.00051)
@@ -162,11 +150,6 @@ def test_steps_without_a_sum_have_no_bars(visit: Visit) -> None:
 # the live page
 
 
-@pytest.fixture(scope="module")
-def trace(exact: Model) -> Trace:
-    return exact.trace(TEXT)
-
-
 def score_of(page: Page) -> Locator:
     return page.locator("[data-part=head] .score")
 
@@ -176,8 +159,8 @@ def of_head(trace: Trace, name: str) -> np.ndarray:
     return np.asarray(trace[name, HEAD[0]][0, :, HEAD[1]])
 
 
-def test_a_score_shows_its_products_as_bars(quick: Visit, html: str, trace: Trace) -> None:
-    scope = score_of(opened(quick, html))
+def test_a_score_shows_its_products_as_bars(lab_at: Visit, trace: Trace) -> None:
+    scope = score_of(lab_at())
     q, k = of_head(trace, "q"), of_head(trace, "k")
     weights = trace.pattern(layer=HEAD[0], head=HEAD[1])
     key = int(weights[POSITION].argmax())
@@ -199,39 +182,35 @@ def test_a_score_shows_its_products_as_bars(quick: Visit, html: str, trace: Trac
     )
 
 
-def products_of(scope: Locator, trace: Trace, query: int, key: int) -> np.ndarray:
-    """Return the products that the page shows, once it shows this cell."""
-    columns = scope.locator("thead th")
-    expect(columns.nth(0)).to_have_text(f"Q {drawn(trace.tokens)[query]}")
-    expect(columns.nth(1)).to_have_text(f"K {drawn(trace.tokens)[key]}")
-    return rows(scope)[1][:, 2]
-
-
-def test_the_score_follows_the_selected_cell(quick: Visit, html: str, trace: Trace) -> None:
-    page = opened(quick, html)
+def test_the_score_follows_the_selected_cell(lab_at: Visit, trace: Trace) -> None:
+    page = lab_at()
     scope = score_of(page)
     products = of_head(trace, "q")[:, None] * of_head(trace, "k")
     rows(scope)
     page.locator("[data-part=head]").get_by_role("application").focus()
     press(page, "ArrowDown", "Control+Home", "Home")
+
+    def follows(query: int, key: int) -> None:
+        """Wait until the page shows this cell, and check its products."""
+        columns = scope.locator("thead th")
+        expect(columns.nth(0)).to_have_text(f"Q {drawn(trace.tokens)[query]}")
+        expect(columns.nth(1)).to_have_text(f"K {drawn(trace.tokens)[key]}")
+        np.testing.assert_allclose(rows(scope)[1][:, 2], products[query, key], atol=0.00051)
+
     for i, j in [(0, 0), (0, 1), (1, 1)]:
-        np.testing.assert_allclose(products_of(scope, trace, i, j), products[i, j], atol=0.00051)
+        follows(i, j)
         press(page, "ArrowRight" if (i, j) == (0, 0) else "ArrowDown")
     press(page, "Escape")
     key = int(trace.pattern(layer=HEAD[0], head=HEAD[1])[POSITION].argmax())
-    found = products_of(scope, trace, POSITION, key)
-    np.testing.assert_allclose(found, products[POSITION, key], atol=0.00051)
+    follows(POSITION, key)
     open_tab(page, "Links")
     page.get_by_role("button", name="next key").click()
     open_tab(page, "Heads")
-    found = products_of(scope, trace, POSITION, key + 1)
-    np.testing.assert_allclose(found, products[POSITION, key + 1], atol=0.00051)
+    follows(POSITION, key + 1)
 
 
-def test_a_product_and_its_two_numbers_mark_each_other(
-    quick: Visit, html: str, trace: Trace
-) -> None:
-    page = opened(quick, html)
+def test_a_product_and_its_two_numbers_mark_each_other(lab_at: Visit, trace: Trace) -> None:
+    page = lab_at()
     scope = score_of(page)
     key = int(trace.pattern(layer=HEAD[0], head=HEAD[1])[POSITION].argmax())
     left, top, wide, tall = map(int, cells(page))
@@ -251,10 +230,8 @@ def test_a_product_and_its_two_numbers_mark_each_other(
     page.locator("[data-part=head] .map").scroll_into_view_if_needed()
     box: Any = page.locator("[data-part=head] .map").bounding_box()
     said = scope.locator(".sum-said")
-    for number, x, y in [
-        (5, left - 68 + 11, top + 2.5 * tall),
-        (9, left + 1.5 * wide, top - 4 - 19),
-    ]:
+    spots = [(5, left - 68 + 11, top + 2.5 * tall), (9, left + 1.5 * wide, top - 4 - 19)]
+    for number, x, y in spots:
         page.mouse.move(box["x"] + x, box["y"] + y)
         until(lambda told=f"number {number}: ": said.inner_text().startswith(told))
     term = scope.locator("[data-bar]").first
@@ -263,8 +240,8 @@ def test_a_product_and_its_two_numbers_mark_each_other(
     assert str(term.get_attribute("class")) == "on"
 
 
-def test_changed_parts_of_a_score_are_orange(quick: Visit, html: str, trace: Trace) -> None:
-    page = opened(quick, html)
+def test_changed_parts_of_a_score_are_orange(lab_at: Visit, trace: Trace) -> None:
+    page = lab_at()
     line = score_of(page).locator(".score-line")
     assert line.locator(".changed").count() == 0
     key = int(trace.pattern(layer=HEAD[0], head=HEAD[1])[POSITION].argmax())

@@ -6,17 +6,16 @@ background.
 
 import json
 import re
-import subprocess
 
 import numpy as np
 import pytest
-from playwright._impl._driver import compute_driver_executable
 from playwright.sync_api import Page
 
 import qkv
 from qkv.see.draw import colours
 
-from .bundling import script_of
+from .bundling import by_node, script_of
+from .playing import pictures
 from .support import SPANS, STATIC, WORDS, Visit, idle, made, page_of, payload, whole_page
 
 SHARES = [k / 500 for k in range(-550, 551)]
@@ -32,13 +31,10 @@ def test_the_page_and_python_compute_the_same_colours() -> None:
     }
     code = (
         f"{script_of('base/colours')}\nconst stops = {json.dumps(stops)}, shares = {SHARES};\n"
-        "const all = Object.values(stops).map((theme) =>"
-        " shares.map((x) => page.shade({ stops: (name) => theme[name] }, x)));\n"
-        "process.stdout.write(JSON.stringify(all));"
+        "const result = Object.values(stops).map((theme) =>"
+        " shares.map((x) => page.shade({ stops: (name) => theme[name] }, x)));"
     )
-    node = str(compute_driver_executable()[0])
-    done = subprocess.run([node, "-e", code], capture_output=True, text=True, check=True)
-    for theme, shades in zip(stops, json.loads(done.stdout), strict=True):
+    for theme, shades in zip(stops, by_node(code), strict=True):
         for share, shade in zip(SHARES, shades, strict=True):
             assert "#" + bytes(shade).hex() == colours.shade(share, theme)
 
@@ -64,20 +60,9 @@ def test_maps_share_the_background_of_the_page(visit: Visit, scheme: str) -> Non
 def thumbnails(page: Page) -> np.ndarray:
     """Return all heads' pictures once drawn, `(heads, rows, columns, 3)`, the first layer first."""
     idle(page)
-    count = page.locator(".thumb").count()
-    found = page.locator(".thumb canvas").evaluate_all(
-        """all => all.map((canvas) => {
-            const { width, height } = canvas;
-            const copy = new OffscreenCanvas(width, height);
-            const pen = copy.getContext("2d", { willReadFrequently: true });
-            pen.drawImage(canvas, 0, 0);
-            return [height, width, [...pen.getImageData(0, 0, width, height).data]];
-        })"""
-    )
-    high, wide, _ = found[0]
-    names = page.locator("[data-head]").evaluate_all("all => all.map((one) => one.dataset.head)")
-    pictures = np.array([data for _, _, data in found]).reshape(count, high, wide, 4)[..., :3]
-    return pictures[np.argsort(names)]
+    found = pictures(page.locator("[data-head]"))
+    assert len(found) == page.locator(".thumb").count()
+    return np.array([found[name] for name in sorted(found)], int)
 
 
 def shaded(values: np.ndarray, end: float) -> np.ndarray:
@@ -130,10 +115,9 @@ def test_thumbnails_show_what_the_map_shows_on_its_scale(visit: Visit) -> None:
     agree(weights[:, 1:-1, 1:-1], 1.0, "weight")
 
 
-def test_both_texts_of_a_comparison_have_one_scale(visit: Visit, tmp_path) -> None:
+def test_both_texts_of_a_comparison_have_one_scale(visit: Visit) -> None:
     view = qkv.compare("the cat sat", "a cat ran", word="cat", model="random", layer=0, head=0)
-    view.to_html(tmp_path / "page.html")
-    page = visit((tmp_path / "page.html").read_text("utf-8"))
+    page = visit(view._document())
     ends = page.locator(".scale-ends span:last-child")
     assert ends.all_inner_texts() == ["1.00"] * 3  # the third scale belongs to the difference
     page.get_by_label("stretch").check()
@@ -141,10 +125,9 @@ def test_both_texts_of_a_comparison_have_one_scale(visit: Visit, tmp_path) -> No
     assert ends.all_inner_texts() == [f"{largest:.2f}"] * 3
 
 
-def test_walk_scales_are_anchored_at_0_and_weights_end_at_1(visit: Visit, tmp_path) -> None:
+def test_walk_scales_are_anchored_at_0_and_weights_end_at_1(visit: Visit) -> None:
     view = qkv.walk("the cat sat", model="random")
-    view.to_html(tmp_path / "page.html")
-    page = visit((tmp_path / "page.html").read_text("utf-8"))
+    page = visit(view._document())
     for step in view.steps[:-1]:
         page.locator("[role=tab]", has_text=re.compile(rf"\d {step.name}$")).click()
         _, ends = legend(page)

@@ -1,6 +1,5 @@
 """Tests of two texts or two runs beside each other."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,11 +21,9 @@ def view() -> qkv.see.CompareView:
     return qkv.compare(LEFT, RIGHT, word="love", model="random")
 
 
-@pytest.fixture(scope="module")
-def whole(view: qkv.see.CompareView, tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("compare") / "page.html"
-    view.to_html(path)
-    return path.read_text("utf-8")
+@pytest.fixture
+def page(visit: Visit, view: qkv.see.CompareView) -> Page:
+    return visit(view._document())
 
 
 def maps(page: Page) -> Locator:
@@ -34,14 +31,10 @@ def maps(page: Page) -> Locator:
     return page.locator(".both-maps > div")
 
 
-def test_both_sides_start_on_the_word_on_one_scale(
-    visit: Visit, view: qkv.see.CompareView, whole: str
-) -> None:
-    page = visit(whole)
+def test_both_sides_start_on_the_word_on_one_scale(page: Page, view: qkv.see.CompareView) -> None:
     assert page.locator(".lead").inner_text() == view.sentence
-    assert page.locator(".scale-ends").evaluate_all("ends => ends.map((end) => end.innerText)")[
-        0
-    ] == (page.locator(".scale-ends").nth(1).inner_text())
+    first, second, _ = page.locator(".scale-ends").all_inner_texts()
+    assert first == second
     for number, side in enumerate(view.sides):
         shown = page.locator(".side").nth(number)
         assert shown.locator(".token.on").inner_text() == "love"
@@ -51,9 +44,8 @@ def test_both_sides_start_on_the_word_on_one_scale(
 
 
 def test_all_cells_of_both_stand_on_one_axis_with_their_difference(
-    visit: Visit, view: qkv.see.CompareView, whole: str
+    page: Page, view: qkv.see.CompareView
 ) -> None:
-    page = visit(whole)
     layer, head = view.head.layer, view.head.head
     first, second = (side.trace.pattern(layer, head) for side in view.sides)
     rows = [("i / you", 0, 0), ("love", 1, 1), ("you / me", 2, 2)]
@@ -75,9 +67,8 @@ def test_all_cells_of_both_stand_on_one_axis_with_their_difference(
 
 
 def test_similarity_by_layer_and_strongest_links_are_shown(
-    visit: Visit, view: qkv.see.CompareView, whole: str
+    page: Page, view: qkv.see.CompareView
 ) -> None:
-    page = visit(whole)
     numbers = page.locator(".chart text:not(.dim)").all_text_contents()
     np.testing.assert_allclose([read(text) for text in numbers], view.similarity, atol=0.00501)
     most = page.locator(".pair button").all_inner_texts()
@@ -89,37 +80,30 @@ def test_similarity_by_layer_and_strongest_links_are_shown(
     assert "love attends to " in said(page)
 
 
-def test_a_click_on_one_side_leaves_the_other_unchanged(visit: Visit, whole: str) -> None:
-    page = visit(whole)
+def test_a_click_on_one_side_leaves_the_other_unchanged(page: Page) -> None:
     before = page.locator(".sentence").nth(1).inner_text()
     page.locator(".side").first.locator(".token").first.click()
     assert page.locator(".sentence").first.inner_text().startswith("i attends to ")
     assert page.locator(".sentence").nth(1).inner_text() == before
 
 
-def two_runs(texts: list[Heads], found: dict[str, Any], **start: Any) -> str:
-    """Return the page of two runs, which shows `found` as the changes between them."""
-    payload = payload_of(
-        "compare",
-        "two runs",
-        [text_payload(text, 0) for text in texts],
-        start=start_at(0, 1, None, chosen="it was left out", sentence="", **start),
-        compare={"what": "runs"} | found,
-    )
-    return whole_page(payload, STATIC)
+def compared(
+    texts: list[Heads], what: str, found: dict[str, Any], *, head: int = 1, **start: Any
+) -> str:
+    """Return the page of two texts or two runs, which shows `found` as their differences."""
+    start = start_at(0, head, None, chosen="it was requested", sentence="", **start)
+    rows = [text_payload(text, 0) for text in texts]
+    compare = {"what": what} | found
+    return whole_page(payload_of("compare", "a title", rows, start=start, compare=compare), STATIC)
 
 
 def test_two_runs_show_what_changed_largest_first(visit: Visit) -> None:
     texts = [made(WORDS, name="as it is"), made(WORDS, seed=1, name="without layer 0, head 1")]
     distances = [0.0, 3.25, 1.5, 0.25]
     changes = [[i, distances[i], 0.5, 4.0] for i in np.argsort(distances)[::-1].tolist()]
-    found = {
-        "sentence": "the changes most.",
-        "of": "the vectors after the last layer",
-        "changes": changes,
-        "by_layer": [0.0, 0.5, 1.25],
-    }
-    page = visit(two_runs(texts, found))
+    found = {"sentence": "the changes most.", "of": "the vectors after the last layer"}
+    found |= {"changes": changes, "by_layer": [0.0, 0.5, 1.25]}
+    page = visit(compared(texts, "runs", found))
     rows = page.locator("tbody tr")
     assert rows.locator("th").all_inner_texts() == [WORDS[1], WORDS[2], WORDS[3], WORDS[0]]
     shown = [read(text) for text in rows.locator("td:nth-child(2)").all_inner_texts()]
@@ -136,25 +120,9 @@ def test_two_runs_show_what_changed_largest_first(visit: Visit) -> None:
 
 def test_a_word_of_several_subwords_is_one_row(visit: Visit) -> None:
     texts = [made(WORDS, name="A"), made(WORDS, seed=1, name="B")]
-    page = visit(
-        whole_page(
-            payload_of(
-                "compare",
-                "one word",
-                [text_payload(text, 0) for text in texts],
-                start=start_at(0, 0, None, chosen="it was requested", sentence=""),
-                compare={
-                    "what": "word",
-                    "word": "unbelievable",
-                    "sentence": "unbelievable in A and in B.",
-                    "positions": [[2, 3, 4], [2, 3, 4]],
-                    "similarity": [1.0, 0.5, 0.25],
-                    "strongest": [[], []],
-                },
-            ),
-            STATIC,
-        )
-    )
+    found = {"word": "unbelievable", "sentence": "unbelievable in A and in B."}
+    found |= {"positions": [[2, 3, 4]] * 2, "similarity": [1, 0.5, 0.25], "strongest": [[], []]}
+    page = visit(compared(texts, "word", found, head=0))
     assert page.get_by_label("merge subwords into words").is_checked()
     assert page.locator(".token.on").all_inner_texts() == ["unbelievable", "unbelievable"]
     for number, text in enumerate(texts):
@@ -167,7 +135,8 @@ def test_a_word_of_several_subwords_is_one_row(visit: Visit) -> None:
 def test_chosen_rows_stay_and_every_map_shows_the_left_out_weight(visit: Visit) -> None:
     texts = [made(WORDS, name="A"), made(WORDS, seed=1, name="B")]
     found = {"sentence": "a sentence", "of": "vectors", "by_layer": []}
-    page = visit(two_runs(texts, found | {"changes": [[6, 1.0, 0.5, 4.0]]}, merge=False))
+    found |= {"changes": [[6, 1.0, 0.5, 4.0]]}
+    page = visit(compared(texts, "runs", found, merge=False))
     one = page.locator(".side").first
     assert [said.split(" attends")[0] for said in sentences(page)] == ["sat", "sat"]
     one.get_by_role("option", name="cat").click()
@@ -197,22 +166,19 @@ def sentences(page: Page) -> list[str]:
     ("scheme", "grey"), [("light", (0xB9, 0xC2, 0xCE)), ("dark", (0x4B, 0x56, 0x65))]
 )
 def test_both_sentences_are_printed_and_cells_of_one_text_are_marked(
-    visit: Visit, tmp_path: Path, scheme: str, grey: tuple[int, ...]
+    visit: Visit, scheme: str, grey: tuple[int, ...]
 ) -> None:
     texts = ["the cat sat", "the cat sat down"]
     view = qkv.compare(*texts, word="cat", model="random")
-    view.to_html(tmp_path / "page.html")
-    page = visit((tmp_path / "page.html").read_text("utf-8"), scheme=scheme)
+    page = visit(view._document(), scheme=scheme)
     assert page.locator(".compared").all_inner_texts() == [f"A {texts[0]}", f"B {texts[1]}"]
     notes = ["no such token in A", "a token in only one text"]
     assert maps(page).locator(".absent").all_inner_texts() == notes
-    cells = [
-        int((picture(one) == grey).all(-1).sum()) for one in maps(page).locator("canvas").all()
-    ]
+    canvases = maps(page).locator("canvas").all()
+    cells = [int((picture(one) == grey).all(-1).sum()) for one in canvases]
     assert cells[1] == 0  # the longer text has all cells
     assert cells[0] == cells[2] > 7 * 12 * 12 * 0.8  # 7 of 16 cells
 
 
-def test_texts_of_the_same_tokens_have_nothing_to_mark(visit: Visit, whole: str) -> None:
-    page = visit(whole)
+def test_texts_of_the_same_tokens_have_nothing_to_mark(page: Page) -> None:
     assert page.locator(".absent").count() == 0

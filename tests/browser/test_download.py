@@ -14,14 +14,14 @@ from playwright.sync_api import Browser, Page, expect
 
 import qkv
 from models.gguf_files import llama_tensors, write_llama
-from models.sizes import SMALL
 from models.small_models import write_small
 from qkv.models import Model
 
-from .engine import agree, ask
+from .engine import agree, ask, by_the_library
 from .play import STILL, ready
 from .playing import until
-from .test_blocks import ROUNDED, told
+from .support import config_of
+from .test_blocks import ROUNDED
 
 TEXT = "the cat sat"
 WIDE = 8192  # of the MLP: the file has more than a megabyte
@@ -34,11 +34,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama whose matrices are in blocks."""
     rng = np.random.default_rng(1)
     shapes = {"gate": (WIDE, 32), "up": (WIDE, 32), "down": (32, WIDE)}
-    mlp = {
-        f"blk.{n}.ffn_{name}.weight": rng.normal(0, 0.03, shape).astype(np.float32)
-        for n in range(2)
-        for name, shape in shapes.items()
-    }
+    names = {f"blk.{n}.ffn_{name}.weight": shapes[name] for n in range(2) for name in shapes}
+    mlp = {name: rng.normal(0, 0.03, shape).astype(np.float32) for name, shape in names.items()}
     kinds = {name: "Q8_0" for name in llama_tensors() if "norm" not in name}
     file = tmp_path_factory.mktemp("model") / "big.gguf"
     made: Path = write_llama(file, kinds=kinds, tensors=mlp, feed_forward_length=WIDE)
@@ -48,12 +45,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def models(path: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Model]:
     """A model that a page contains, and a model whose weights are beside the page."""
-    sizes, classes = SMALL["llama"]
-    config = {"model_type": "llama", "architectures": [classes[0]], **sizes}
-    return [
-        qkv.load(write_small(tmp_path_factory.mktemp("small") / "other", config)),
-        qkv.load(path),
-    ]
+    small = write_small(tmp_path_factory.mktemp("small") / "other", config_of("llama"))
+    return [qkv.load(small), qkv.load(path)]
 
 
 @dataclass
@@ -101,10 +94,10 @@ class Host:
         part = request.headers["Range"]
         self.asked.append((request.path, part))
         body, heavy = self.files[request.path], request.path.endswith(".bin")
-        status, kind = 200, self.kind if heavy else "text/html"
+        status, kind = (self.status or 200, self.kind) if heavy else (200, "text/html")
         if heavy and self.ranges and part:
             status, body = 206, body[int(part.removeprefix("bytes=").removesuffix("-")) :]
-        request.send_response(self.status or status if heavy else status)
+        request.send_response(status)
         request.send_header("Content-Type", kind)
         if self.told or not heavy:
             request.send_header("Content-Length", str(len(body)))
@@ -113,10 +106,9 @@ class Host:
         with suppress(OSError):  # the reader has stopped
             request.wfile.write(body[:half])
             request.wfile.flush()
-            if heavy:
+            if half < len(body):
                 self.wait.wait(60)
-            if not (heavy and self.drop):
-                request.wfile.write(body[half:])
+                request.wfile.write(b"" if self.drop else body[half:])
 
 
 @pytest.fixture(scope="module")
@@ -198,12 +190,9 @@ def answers(page: Page, name: str) -> None:
 
 def check_numbers(page: Page, path: Path) -> None:
     """Check that the big model has the library's numbers."""
-    own = told(qkv.load(path, dtype=np.float64), TEXT, [])
-    agree(ask(page, TEXT, [], model=name_of(page))[1], own, *ROUNDED)
-
-
-def name_of(page: Page) -> str:
-    return str(page.evaluate("Object.keys(qkv.downloads)[0]"))
+    own = by_the_library(qkv.load(path, dtype=np.float64), TEXT)
+    name = page.evaluate("Object.keys(qkv.downloads)[0]")
+    agree(ask(page, TEXT, [], model=name)[1], own, *ROUNDED)
 
 
 @pytest.mark.parametrize("tell", [True, False])
@@ -296,9 +285,8 @@ def test_an_answer_that_is_no_file_of_weights_is_named(see: Visit, host: Host, p
     host.status = 404
     page = see()
     answers(page, SMALLER)
-    expect(line(page)).to_contain_text(
-        f"stopped at 0.0 of {host.size / 1e6:.1f} MB: the server answered with status 404."
-    )
+    said = f"stopped at 0.0 of {host.size / 1e6:.1f} MB: the server answered with status 404."
+    expect(line(page)).to_contain_text(said)
     host.status, host.kind = None, "text/html; charset=utf-8"
     press(page, "Try again")
     expect(line(page)).to_contain_text("the server sent a page instead of the file.")
@@ -356,9 +344,8 @@ def test_data_are_saved_until_the_reader_asks(
 ) -> None:
     host.wait.set()
     page = see(name, **options)
-    expect(line(page)).to_contain_text(
-        f"big is a download of {host.size / 1e6:.1f} MB and needs 100 MB of memory"
-    )
+    said = f"big is a download of {host.size / 1e6:.1f} MB and needs 100 MB of memory"
+    expect(line(page)).to_contain_text(said)
     if name == "both":
         answers(page, SMALLER)
         expect(line(page)).to_contain_text("; a small model answers without a download.")

@@ -1,7 +1,6 @@
 """Tests of the model that runs in a page: tokens, numbers, edits, and the order of requests."""
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from .engine import (
     traced,
     unpacked,
 )
-from .opening import Openers
 from .support import Visit
 from .texts import TEXTS
 
@@ -108,23 +106,15 @@ def html(model: Model) -> str:
 
 
 @pytest.fixture(scope="module")
-def page(openers: Openers, html: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def page(visit_once: Visit, html: str) -> Page:
     """One page for all tests: its answers do not depend on earlier requests."""
-    with openers.visiting(tmp_path_factory.mktemp("engine")) as visit:
-        yield visit(html)
+    return visit_once(html)
 
 
 @pytest.fixture(scope="module")
-def plain(
-    openers: Openers, model: Model, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Page]:
+def plain(visit_once: Visit, model: Model) -> Page:
     """Like `page`, without WebAssembly."""
-    with openers.visiting(tmp_path_factory.mktemp("plain")) as visit:
-        yield visit(page_of(model, plain=True))
-
-
-def test_there_are_sixty_texts() -> None:
-    assert len(set(TEXTS)) == 60
+    return visit_once(page_of(model, plain=True))
 
 
 def test_tokens_and_numbers_are_the_librarys(
@@ -152,25 +142,29 @@ def test_a_model_of_int8_rows_takes_half_the_page(visit: Visit, tmp_path: Path) 
     small, judge = (qkv.load(tmp_path / "int8", dtype=kind) for kind in (None, np.float64))
     short = page_of(small)
     numbers = sum(array.size for array in model.parameters.values())
-    assert (
-        len(page_of(model)) - len(short) > 0.98 * numbers * 4 / 3
-    )  # one byte less per number, in base64
+    # one byte less per number, in base64
+    assert len(page_of(model)) - len(short) > 0.98 * numbers * 4 / 3
     page = visit(short)
     for text in sample(TEXTS[:20]):
         _, result = ask(page, text)
         agree(result, traced(judge, text)[2], *SINGLE)
         ranked_alike(result.logits, traced(small, text)[2].logits)
     names = ["blocks.3.mlp.down_proj.weight", "embed.weight"]
+    check_parameters(page, small, names, [16383, 0])
+
+
+def check_parameters(page: Page, model: Model, names: list[str], rows: list[int]) -> None:
+    """Check the parameters that the page gives: all matrices, and these rows of the last one."""
     found = page.evaluate(
-        """async ([weight, table]) => {
-          const found = await qkv.parameters([weight, table], { [table]: [16383, 0] });
-          return [weight, table].map((name) => Array.from(found[name]));
+        """async ([names, rows]) => {
+          const found = await qkv.parameters(names, { [names.at(-1)]: rows });
+          return names.map((name) => Array.from(found[name]));
         }""",
-        names,
+        [names, rows],
     )
-    weight, table = (small.parameters[name] for name in names)
-    np.testing.assert_array_equal(found[0], weight.T.ravel())
-    np.testing.assert_array_equal(found[1], table[[16383, 0]].ravel())
+    *others, table = (model.parameters[name] for name in names)
+    for array, own in zip(found, [*(one.T for one in others), table[rows]], strict=True):
+        np.testing.assert_array_equal(array, own.ravel())
 
 
 def offsets(text: str, found: dict[str, Any]) -> list[tuple[int, int]]:
@@ -216,18 +210,16 @@ def test_undo_gives_the_same_bits_whatever_was_run_before(visit: Visit, html: st
     back = [ask(one, TEXT, edits)[1] for edits in reversed(changes)][::-1]
     anew = [ask(other, TEXT, edits)[1] for edits in reversed(changes)][::-1]
     for first, *others in zip(there, back, anew, strict=True):
-        for again in others:
-            for part in ("pattern", "resid", "logits"):
-                assert (getattr(first, part) == getattr(again, part)).all()
+        for again, part in itertools.product(others, ("pattern", "resid", "logits")):
+            np.testing.assert_array_equal(getattr(first, part), getattr(again, part))
 
 
 def test_a_small_model_of_other_sizes(visit: Visit, tmp_path: Path) -> None:
     (tmp_path / "small").mkdir()
     mask_bert(tmp_path / "small")
     wide = qkv.load(tmp_path / "small", dtype=np.float64)
-    small = wide.with_parameters(
-        {name: array.astype(np.float16) for name, array in wide.parameters.items()}, np.float64
-    )
+    half = {name: array.astype(np.float16) for name, array in wide.parameters.items()}
+    small = wide.with_parameters(half, np.float64)
     page = visit(page_of(small))
     model = page.evaluate("qkv.model")
     words = model.pop("words")
@@ -260,16 +252,7 @@ def test_a_run_returns_the_requested_positions_and_layers(page: Page, exact: Mod
 
 def test_parameters_are_the_models_own(page: Page, exact: Model) -> None:
     names = ["blocks.1.attn.q_proj.weight", "blocks.0.norm1.bias", "embed.weight"]
-    found = page.evaluate(
-        """async ([names, rows]) => {
-          const found = await qkv.parameters(names, rows);
-          return Object.fromEntries(names.map((name) => [name, Array.from(found[name])]));
-        }""",
-        [names, {"embed.weight": [7, 3, 7]}],
-    )
-    projection, bias, table = (exact.parameters[name] for name in names)
-    for name, expected in zip(names, (projection.T, bias, table[[7, 3, 7]]), strict=True):
-        np.testing.assert_array_equal(found[name], expected.ravel())
+    check_parameters(page, exact, names, [7, 3, 7])
     with pytest.raises(Error, match=r'the model has no "embed\.wait"'):
         page.evaluate("qkv.parameters(['embed.wait'])")
 

@@ -18,7 +18,7 @@ from qkv.findings.measured import view_of
 from qkv.models import Model
 
 from .opening import Scheme
-from .play import STILL, after, button, changed, ready
+from .play import LINES, STILL, after, button, changed, ready
 from .playing import has_moved
 from .support import Visit
 from .test_play_page import check_layout
@@ -54,9 +54,12 @@ def found(page: Page) -> list[dict[str, Any]]:
     return page.evaluate("qkv.findings")
 
 
-def agrees(predictions: list[list[Any]], expected: list[tuple[str, float]]) -> None:
-    assert [word for word, _ in predictions] == [word for word, _ in expected]
-    np.testing.assert_allclose([p for _, p in predictions], [p for _, p in expected], atol=5e-6)
+def agrees(found: list[list[Any]], expected: list[tuple[str, float]], **within: float) -> None:
+    (words, shares), (own, probabilities) = (
+        zip(*pairs, strict=True) for pairs in (found, expected)
+    )
+    assert words == own
+    np.testing.assert_allclose(shares, probabilities, **within or {"rtol": 0, "atol": 5e-6})
 
 
 def verdict(page: Page) -> Locator:
@@ -150,10 +153,8 @@ def test_only_a_probability_beyond_the_tolerance_is_reported(
     agrees(one[name], getattr(glass, name))  # as measured in the page
     if not holds:
         expect(verdict(page)).to_contain_text("✗ Does not hold.")
-        line = (
-            f"{name}, word 1: {word} ({share + by:.4f}) in the finding, {word} ({share:.4f}) here"
-        )
-        assert verdict(page).locator("li").all_inner_texts() == [line]
+        said = f"{word} ({share + by:.4f}) in the finding, {word} ({share:.4f}) here"
+        assert verdict(page).locator("li").all_inner_texts() == [f"{name}, word 1: {said}"]
 
 
 def test_a_finding_with_its_words_in_another_order_does_not_hold(
@@ -187,10 +188,10 @@ def test_rounded_parameters_may_differ_a_little(visit: Visit, tmp_path: Path) ->
         )
     )
     assert [one["holds"] for one in found(page)] == [True, True, False, False]
-    agreed = (
+    expect(verdict(page).first).to_contain_text(
         "the words keep their order, and all probabilities agree to within 5% or 0.0001, since "
+        "this page computes with rounded numbers."
     )
-    expect(verdict(page).first).to_contain_text(f"{agreed}this page computes with rounded numbers.")
 
 
 def test_words_of_a_model_in_blocks_may_change_places_if_nearly_equal(
@@ -213,13 +214,9 @@ def test_words_of_a_model_in_blocks_may_change_places_if_nearly_equal(
     measured = found(page)
     assert [one["holds"] for one in measured] == [True, True, False, True, False]
     for one in measured:
-        np.testing.assert_allclose(
-            [p for _, p in one["after"]], [p for _, p in finding.after], rtol=0.01
-        )
-        assert [name for name, _ in one["after"]] == [name for name, _ in finding.after]
-    expect(verdict(page).nth(3)).to_contain_text(
-        "only words with nearly equal probabilities have changed places"
-    )
+        agrees(one["after"], finding.after, rtol=0.01)
+    places = "only words with nearly equal probabilities have changed places"
+    expect(verdict(page).nth(3)).to_contain_text(places)
     expect(verdict(page).last).to_contain_text("before, word 5: no word (")
 
 
@@ -282,32 +279,10 @@ def test_a_saved_finding_loads_as_the_same_finding(
 # ---- pictures
 
 
-def lines(stage: Locator) -> dict[int, float]:
-    """Return the widths of the lines over a sentence, by the token to which each leads."""
-    return stage.evaluate(
-        """(stage) => {
-          const box = stage.querySelector(".big").getBoundingClientRect();
-          const words = [...stage.querySelectorAll(".words > *")];
-          const seen = [...stage.querySelectorAll(".arcs path")].filter(
-            (path) => +path.style.strokeOpacity > 0.2);
-          return Object.fromEntries(seen.map((path) => {
-            const { x } = path.getPointAtLength(path.getTotalLength());
-            const away = (word) => {
-              const { left, right } = word.getBoundingClientRect();
-              return Math.abs((left + right) / 2 - box.left - x);
-            };
-            const near = words.toSorted((a, b) => away(a) - away(b))[0];
-            return [near.dataset.token, +path.style.strokeWidth];
-          }));
-        }"""
-    )
-
-
 def test_lines_show_the_head_and_query_of_the_edit(visit: Visit, decoder: Model) -> None:
     ablated = qkv.finding(decoder, NAME, ablate=[(2, 5)])
-    masked = qkv.finding(
-        decoder, NAME, edit=[{"op": "mask", "query": 3, "key": 2, "layer": 1, "head": 0}]
-    )
+    mask = {"op": "mask", "query": 3, "key": 2, "layer": 1, "head": 0}
+    masked = qkv.finding(decoder, NAME, edit=[mask])
     page = visit(page_of(ablated, masked), width=1400)
     ready(page)
     page.locator(".qkv-view").first.evaluate(STILL)
@@ -317,18 +292,16 @@ def test_lines_show_the_head_and_query_of_the_edit(visit: Visit, decoder: Model)
     stages = page.locator(".finding .stage").all()
     for stage, (layer, head, query) in ((stages[0], (2, 5, 7)), (stages[2], (1, 0, 3))):
         row = trace["pattern", layer][0, head, query]
-        found_ = {int(token): width for token, width in lines(stage).items()}
+        found_ = {int(token): width for token, width in stage.evaluate(LINES)}
         assert len(found_) >= 3
         assert int(np.argmax(row)) in found_
-        size = stage.locator(".big").evaluate(
-            "(text) => parseFloat(getComputedStyle(text).fontSize)"
-        )
+        text = stage.locator(".big")
+        size = text.evaluate("(text) => parseFloat(getComputedStyle(text).fontSize)")
         for token, width in found_.items():
             assert width == pytest.approx((1.5 + 26 * row[token]) * min(1, size / 32), abs=1e-3)
         expect(stage.locator(".legend")).to_contain_text(f"in head {layer}.{head}.")
-    assert lines(stages[1]) == {}  # the head is removed
-    after_mask = lines(stages[3])
-    assert "2" not in after_mask or after_mask["2"] == 1.5
+    assert stages[1].evaluate(LINES) == []  # the head is removed
+    assert dict(stages[3].evaluate(LINES)).get("2", 1.5) == 1.5
 
 
 # ---- articles

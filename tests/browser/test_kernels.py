@@ -1,7 +1,7 @@
 """Tests of the engine's operations: in WebAssembly, and without it, against NumPy in float64."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ from qkv.models import Model
 
 from .bundling import script_of
 from .engine import ask, page_of
-from .opening import Openers
 from .support import Visit
 
 UNIT = 2.0**-24  # the largest relative error of an operation in float32
@@ -37,13 +36,11 @@ ATTENTION = [(1, 1, 1, 1, 1), (5, 5, 3, 3, 4), (7, 9, 4, 2, 6), (1, 13, 6, 1, 32
 
 
 @pytest.fixture(scope="module")
-def page(openers: Openers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def page(visit_once: Visit) -> Page:
     script = f"{script_of('engine/kernels', 'engine/layers')}\nglobalThis.page = page;"
-    html = f"<title>bare</title><script>{script}</script>"
-    with openers.visiting(tmp_path_factory.mktemp("kernels")) as visit:
-        page = visit(html)
-        page.evaluate("globalThis.ops = page.kernels()")
-        yield page
+    page = visit_once(f"<title>bare</title><script>{script}</script>")
+    page.evaluate("globalThis.ops = page.kernels()")
+    return page
 
 
 def check(page: Page, name: str, given: list[Any], expected: np.ndarray, bound: Any) -> None:
@@ -90,9 +87,7 @@ def blocks(
     else:
         q = rng.integers(0, 16, (*shape[:2], 32)).astype(np.uint8)
         parts = [*heads, q[..., :16] | q[..., 16:] << 4]
-    raw = b"".join(
-        part[row, block].tobytes() for row, block in np.ndindex(shape[:2]) for part in parts
-    )
+    raw = b"".join(part[at].tobytes() for at in np.ndindex(shape[:2]) for part in parts)
     whole = q.astype(float) - (8 if kind == "Q4_0" else 0)
     least = least if kind == "Q4_1" else np.zeros(shape)
     return raw, (whole * scale).reshape(rows, size), np.repeat(least.astype(float), 32, 1)[..., 0]
@@ -156,15 +151,18 @@ def attend(sizes: tuple[int, int, int, int, int]) -> tuple[dict[str, Any], list[
     return {"heads": heads, "kv_heads": shared, "size": size}, arrays
 
 
+def both(sum_: str, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return products of two arrays, summed, and the same of their absolute values."""
+    return np.einsum(sum_, x, y), np.einsum(sum_, np.abs(x), np.abs(y))
+
+
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("sizes", ATTENTION)
 def test_scores(page: Page, sizes: tuple[int, int, int, int, int], softcap: float | None) -> None:
     named, (q, k, _) = attend(sizes)
     *_, heads, shared, size = sizes
     own = np.repeat(k, heads // shared, axis=1)
-    scores, most = (
-        0.25 * np.einsum("ihc,jhc->hij", *both) for both in ((q, own), (np.abs(q), np.abs(own)))
-    )
+    scores, most = both("ihc,jhc->hij", 0.25 * q, own)
     hidden = np.random.default_rng(3).random(scores.shape) < 0.2
     expected = scores if softcap is None else softcap * np.tanh(scores / softcap)
     given = [q, k, named, {"scale": 0.25, "softcap": softcap}, {"bytes": hidden.ravel().tolist()}]
@@ -180,9 +178,8 @@ def test_softmax(page: Page, rows: int, keys: int) -> None:
     below = scores - scores.max(-1, keepdims=True)
     expected = np.exp(below) / np.exp(below).sum(-1, keepdims=True)
     away = np.where(np.isinf(below), 0, -below)
-    check(
-        page, "softmax", [scores, keys], expected, expected * (4e-7 + (keys / 4 + 2 * away) * UNIT)
-    )
+    bound = expected * (4e-7 + (keys / 4 + 2 * away) * UNIT)
+    check(page, "softmax", [scores, keys], expected, bound)
     check(page, "softmax", [np.full(2 * keys, -np.inf), keys], np.zeros(2 * keys), 0)
 
 
@@ -192,10 +189,7 @@ def test_weighted_sums(page: Page, sizes: tuple[int, int, int, int, int]) -> Non
     queries, keys, heads, shared, _ = sizes
     pattern = draw(np.random.default_rng(7), heads, queries, keys)
     own = np.repeat(v, heads // shared, axis=1)
-    expected, most = (
-        np.einsum("hij,jhc->ihc", *both)
-        for both in ((pattern, own), (np.abs(pattern), np.abs(own)))
-    )
+    expected, most = both("hij,jhc->ihc", pattern, own)
     check(page, "weigh", [pattern, v, named], expected, (keys + 1) * UNIT * most)
 
 

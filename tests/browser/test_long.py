@@ -52,19 +52,14 @@ def test_the_page_of_a_long_text_is_small(visit: Visit, whole: str, width: int) 
 
 def test_it_holds_the_largest_weights_and_says_so(visit: Visit, whole: str, text: Heads) -> None:
     page = visit(whole)
-    assert (
-        "For each query, this page has the 8 largest of 8,192 weights"
-        in page.locator(".view").inner_text()
-    )
+    said = "For each query, this page has the 8 largest of 8,192 weights"
+    assert said in page.locator(".view").inner_text()
     (summary,) = text.summary
-    expected = dict(
-        sorted(zip(summary.indices[0, 4000].tolist(), summary.weights[0, 4000], strict=True))
-    )
-    shown = keys(page)
-    assert [name for name, _ in shown] == [*(f"w{j}" for j in expected), "8,184 other keys"]
-    np.testing.assert_allclose(
-        [read(value) for _, value in shown], [*expected.values(), 0.1], atol=0.00501
-    )
+    pairs = zip(summary.indices[0, 4000].tolist(), summary.weights[0, 4000], strict=True)
+    expected = dict(sorted(pairs))
+    names, values = zip(*keys(page), strict=True)
+    assert names == (*(f"w{j}" for j in expected), "8,184 other keys")
+    np.testing.assert_allclose([*map(read, values)], [*expected.values(), 0.1], atol=0.00501)
     best = max(expected, key=lambda j: expected[j])
     assert readout(page)["weight"] == f"{expected[best]:.4f}"
     assert readout(page)["positions"] == f"4,000 → {best:,}"

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page
 
 from .opening import Openers
-from .play import address, after, button, opened_at, part, ready, rest
+from .play import address, after, at, button, opened_at, part, ready, rest
 from .playing import STATE, laid_out, open_tab, unfold, until
 from .support import Visit, idle
 
@@ -46,7 +46,7 @@ def whole(page: Page) -> object:
 
 def test_a_reused_page_equals_a_new_one(openers: Openers, visit: Visit, html: str) -> None:
     with openers.quickly() as quick:
-        page = ready(quick(opened_at(html, address(**STATE)), width=800, scheme="dark"))
+        page = at(quick, html, width=800, scheme="dark", **STATE)
         page.emulate_media(reduced_motion="reduce")
         open_tab(page, "Words")
         after(page, button(page, "Hide crown").click)

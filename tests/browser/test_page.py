@@ -12,7 +12,7 @@ from processes import until
 from qkv.models import random_model
 from qkv.see.page.html import picture
 
-from .support import WORDS, Visit, keys, made, page_of, part_of, sentence, tight, token
+from .support import WORDS, Visit, keys, made, page_of, part_of, sentence, tight, token, with_first
 
 HOSTILE = [
     "</script><img src=x onerror=alert(1)>",
@@ -37,12 +37,10 @@ CASES = {
     "hostile": lambda: page_of(made(HOSTILE), query=3),
     "wide": lambda: page_of(made([f"word{i}" for i in range(90)], 2, 32), query=50),
     "one": lambda: page_of(made(["alone"], 1, 1)),
+    "compare": lambda: qkv.compare(
+        "I love you", "You love me", word="love", model="random"
+    )._document(),
 }
-
-
-def saved(view: qkv.see.View, folder: Path) -> str:
-    view.to_html(folder / "view.html")
-    return (folder / "view.html").read_text("utf-8")
 
 
 def background(page: Page) -> float:
@@ -57,24 +55,13 @@ def test_it_fits_the_window_and_passes_axe(visit: Visit, name: str, width: int) 
     page = visit(CASES[name](), width=width)
     assert tight(page)
     assert problems(page) == []
-    page.locator(".token.on").click()
+    page.locator(".token.on").first.click()
     if name == "show":
         page.get_by_label("leave out special tokens").check()
         page.get_by_label("merge subwords into words").check()
         page.get_by_label("Show", exact=True).select_option("length")
     assert tight(page)
     assert problems(page) == []
-
-
-def test_views_of_the_library_pass_axe(visit: Visit, tmp_path: Path) -> None:
-    for view in (
-        qkv.show("The cat sat on the mat", model="random"),
-        qkv.compare("I love you", "You love me", word="love", model="random"),
-    ):
-        for width in (1280, 390):
-            page = visit(saved(view, tmp_path), width=width)
-            assert tight(page)
-            assert problems(page) == []
 
 
 def problems(page: Page, part: str = "") -> list[str]:
@@ -100,10 +87,10 @@ def problems(page: Page, part: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_a_theme_that_was_asked_for_stays(visit: Visit, tmp_path: Path, theme: str) -> None:
+def test_a_theme_that_was_asked_for_stays(visit: Visit, theme: str) -> None:
     view = qkv.show("The cat sat", model="random", theme=theme)
     for scheme in ("light", "dark"):
-        page = visit(saved(view, tmp_path), scheme=scheme)
+        page = visit(view._document(), scheme=scheme)
         assert (background(page) < 0.2) == (theme == "dark")
 
 
@@ -120,9 +107,8 @@ def test_the_theme_follows_the_switch_of_a_site_around_it(visit: Visit) -> None:
 
 def test_the_theme_follows_jupyterlab_and_vs_code(visit: Visit) -> None:
     view = qkv.show("The cat sat", model="random")
-    still = picture(
-        "a title", ["a line"], view.panels(), "auto"
-    )  # what a page without scripts shows
+    # what a page without scripts shows
+    still = picture("a title", ["a line"], view.panels(), "auto")
     page = visit(f"<main>{view._repr_html_()}{still}</main>")
     drawn = "getComputedStyle(document.querySelector('.qkv-picture [fill^=var]')).fill"
     colours = {}
@@ -136,9 +122,8 @@ def test_the_theme_follows_jupyterlab_and_vs_code(visit: Visit) -> None:
     ):
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
-            page.evaluate(
-                "([name, value]) => { document.body.dataset[name] = value; }", [name, value]
-            )
+            set_ = "([name, value]) => { document.body.dataset[name] = value; }"
+            page.evaluate(set_, [name, value])
             page.locator(f".view[data-theme={seen}]").wait_for()
             colours.setdefault(seen, set()).add(page.evaluate(drawn))
             page.evaluate("name => { delete document.body.dataset[name]; }", name)
@@ -202,13 +187,8 @@ def test_without_scripts_the_static_picture_shows(visit: Visit) -> None:
 
 def test_a_view_that_breaks_gives_way_to_the_static_picture(visit: Visit) -> None:
     broken = page_of(made(WORDS)).replace('"layers":[0,1]', '"layers":null')
-    page = visit(
-        broken.replace(
-            "<main>",
-            "<script>addEventListener('error',"
-            " (event) => { event.preventDefault(); window.broke = true; });</script><main>",
-        )
-    )
+    hear = "(event) => { event.preventDefault(); window.broke = true; }"
+    page = visit(with_first(broken, f"<script>addEventListener('error', {hear});</script>"))
     assert page.get_by_role("img", name="static picture").is_visible()
     assert page.evaluate("window.broke")
 
@@ -218,20 +198,11 @@ def test_hostile_words_are_words(visit: Visit) -> None:
     page = visit(page_of(text, query=2))
     assert page.locator("img, b b, main i, .view script").count() == 0
     shown = [name for name, _ in keys(page)]
-    assert shown[0] == HOSTILE[0]
-    assert shown[2] == HOSTILE[2]
-    assert shown[3:8] == ["⟨202e⟩daeh", "∅", "⏎", "␣", "⟨2028⟩"]
+    plain = ["⟨202e⟩daeh", "∅", "⏎", "␣", "⟨2028⟩"]
+    assert shown[:1] + shown[2:8] == [HOSTILE[0], HOSTILE[2], *plain]
     token(page, 0).click()
     assert sentence(page).startswith(f"{HOSTILE[0]} attends to ")
     assert page.evaluate("typeof window.alerted") == "undefined"
-
-
-def test_the_policy_forbids_the_network(visit: Visit) -> None:
-    page = visit(page_of(made(WORDS)))
-    policy = page.locator("meta[http-equiv]").get_attribute("content") or ""
-    assert policy.startswith("default-src 'none';")
-    assert "connect-src" not in policy
-    assert "http" not in policy
 
 
 def of_nothing_finite(view: str) -> qkv.see.View:
@@ -251,8 +222,8 @@ def of_nothing_finite(view: str) -> qkv.see.View:
 
 
 @pytest.mark.parametrize("view", ["show", "walk", "compare", "runs"])
-def test_non_finite_numbers_are_not_shown_as_nan(visit: Visit, view: str, tmp_path: Path) -> None:
-    page = visit(saved(of_nothing_finite(view), tmp_path))
+def test_non_finite_numbers_are_not_shown_as_nan(visit: Visit, view: str) -> None:
+    page = visit(of_nothing_finite(view)._document())
     if view == "walk":
         page.get_by_role("tab").last.click()
         assert page.locator("p.lead").inner_text().endswith("the model's own is \N{EN DASH}.")

@@ -1,18 +1,20 @@
 """Tests of a layer's data flow in the live page: widths and matrices against the formula."""
 
+import math
 import re
+from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Locator, Page
+from playwright.sync_api import Locator, Page, expect
 
 from qkv.models import Model
 
 from .edited import Edit, run
 from .play import STILL
-from .playing import POSITION, TEXT, held, laid_out, opened, until
+from .playing import POSITION, TEXT, held, laid_out, until
 from .support import Visit, after_each, press, read, readout, tight
-from .test_walk_shift import numbers_in
+from .test_walk_shift import RIBBONS, numbers_in
 
 HEAD = 2
 FULL = ["X", "Q", "K", "V", "scores", "scaled", "weights", "context", "joined", "out", "R", "N1"]
@@ -49,8 +51,7 @@ def normed(x: np.ndarray, model: Model, name: str) -> np.ndarray:
 
 def layer_by_formula(model: Model, layer: int, edits: list[Edit]) -> dict[str, np.ndarray]:
     """Compute each step of the layer, (T, ...), in float64."""
-    ids = list(model.tokenize(TEXT).ids)
-    whole = run(model, ids, edits)
+    whole = run(model, model.tokenize(TEXT).ids, edits)
     inside, x = whole.inside[layer], whole.resid[layer]
     size = model.dim // model.num_heads
     q, k, v = (inside[name][:, HEAD * size : (HEAD + 1) * size] for name in "qkv")
@@ -64,31 +65,26 @@ def layer_by_formula(model: Model, layer: int, edits: list[Edit]) -> dict[str, n
     return found | {"R2": inside["resid_post"], "Y": whole.resid[layer + 1]}
 
 
+def ribbons(page: Page) -> list[list[Any]]:
+    """Return the node from which each ribbon comes, the node to which it leads, and its width."""
+    return part(page).locator(".ribbon[data-from]").evaluate_all(RIBBONS)
+
+
 def widths(page: Page) -> dict[str, float]:
     """Return the width of the ribbon that leaves each node."""
-    found = (
-        part(page)
-        .locator(".ribbon[data-from]")
-        .evaluate_all("all => all.map((one) => [one.dataset.from, Number(one.dataset.wide)])")
-    )
-    return {name: wide for name, wide in found}
+    return {name: wide for name, _, wide in ribbons(page)}
 
 
 def reads(page: Page) -> set[tuple[str, str]]:
     """Return the pairs of nodes (from, to) that a ribbon joins."""
-    found = (
-        part(page)
-        .locator(".ribbon[data-from]")
-        .evaluate_all("all => all.map((one) => [one.dataset.from, one.dataset.to])")
-    )
-    return {(a, b) for a, b in found}
+    return {(name, to) for name, to, _ in ribbons(page)}
 
 
 @pytest.mark.parametrize("edits", [[], EDITS], ids=["as it is", "edited"])
 def test_ribbons_are_as_wide_as_vectors_are_long(
-    quick: Visit, html: str, model: Model, edits: list[Edit]
+    lab_at: Visit, model: Model, edits: list[Edit]
 ) -> None:
-    page = opened(quick, html, edits=edits, tab="steps")
+    page = lab_at(edits=edits, tab="steps")
     shown = names(page)
     more = ["masked", "instead"] if edits else []
     assert [name for name in shown if name not in more] == FULL
@@ -100,9 +96,8 @@ def test_ribbons_are_as_wide_as_vectors_are_long(
         if name in wide:  # nor a removed node
             expected = max(1.0, 34 * lengths[name] / longest)
             assert wide[name] == pytest.approx(expected, abs=0.01), name
-    assert ("X", "R") in reads(page)
-    assert ("out", "R") in reads(page)
-    assert ("instead" if edits else "context", "joined") in reads(page)
+    context = "instead" if edits else "context"
+    assert {("X", "R"), ("out", "R"), (context, "joined")} <= reads(page)
     said = part(page).locator(".block-words").all_text_contents()
     for name, what, adds in (("R", "attention", "out"), ("R2", "the MLP", "mlp")):
         form, numbers = numbers_in(said[shown.index(name)])
@@ -115,9 +110,9 @@ def test_ribbons_are_as_wide_as_vectors_are_long(
 
 @pytest.mark.parametrize(("layer", "edits"), [(0, []), (3, []), (3, EDITS)])
 def test_a_node_opens_its_matrix_and_the_sum_of_a_cell(
-    quick: Visit, html: str, model: Model, layer: int, edits: list[Edit]
+    lab_at: Visit, model: Model, layer: int, edits: list[Edit]
 ) -> None:
-    page = opened(quick, html, layer=layer, head=HEAD, edits=edits, tab="steps")
+    page = lab_at(layer=layer, head=HEAD, edits=edits, tab="steps")
     until(lambda: ("E" in names(page)) is (layer == 0))
     found = layer_by_formula(model, layer, edits)
     for name in FULL:
@@ -139,20 +134,12 @@ def test_a_node_opens_its_matrix_and_the_sum_of_a_cell(
 
 def summed(text: str) -> float:
     """Parse and compute a written sum, whose terms are products or named numbers."""
-    plain = text.replace("\N{MINUS SIGN}", "-")
-    terms = [term.strip() for term in re.split(r" \+ ", plain)]
-    found = 0.0
-    for term in terms:
-        if "more:" in term:
-            found += float(re.search(r"more: (-?[\d.e-]+)", term)[1])
-        else:
-            factors = [float(x) for x in re.findall(r"-?\d+\.\d+(?:e-\d+)?", term)]
-            found += float(np.prod(factors))
-    return found
+    terms = text.replace("\N{MINUS SIGN}", "-").split(" + ")  # the last may be "… (26 more: 0.1)"
+    return sum(math.prod(map(float, re.findall(r"-?\d+\.\d+(?:e-\d+)?", x))) for x in terms)
 
 
-def test_nodes_changed_by_edits_are_orange(quick: Visit, html: str) -> None:
-    page = opened(quick, html, edits=EDITS, tab="steps")
+def test_nodes_changed_by_edits_are_orange(lab_at: Visit) -> None:
+    page = lab_at(edits=EDITS, tab="steps")
     names(page)
     changed = part(page).locator("[role=tab].changed").all_inner_texts()
     assert [text.split()[-1] for text in changed] == ["scaled", "masked", "instead"]
@@ -160,8 +147,8 @@ def test_nodes_changed_by_edits_are_orange(quick: Visit, html: str) -> None:
     assert "The head is removed" in part(page).locator("h3").nth(1).inner_text()
 
 
-def test_it_goes_from_layer_to_layer(quick: Visit, html: str, model: Model) -> None:
-    page = opened(quick, html, tab="steps")
+def test_it_goes_from_layer_to_layer(lab_at: Visit, model: Model) -> None:
+    page = lab_at(tab="steps")
     names(page)
     choose(page, "mlp")
     buttons = [
@@ -170,10 +157,8 @@ def test_it_goes_from_layer_to_layer(quick: Visit, html: str, model: Model) -> N
     assert buttons[1].is_disabled()
     for layer in (2, 1, 0):
         buttons[0].click()
-        until(lambda layer=layer: held(page)["layer"] == layer)
-        until(
-            lambda layer=layer: f"Layer {layer} as" in part(page).locator("h3").first.inner_text()
-        )
+        until(lambda: held(page)["layer"], "the layer", layer.__eq__)
+        expect(part(page).locator("h3").first).to_contain_text(f"Layer {layer} as")
         chosen = part(page).get_by_role("tab", selected=True)
         assert chosen.inner_text().split()[-1] == "mlp"
         value = float(layer_by_formula(model, layer, [])["mlp"][POSITION, 0])
@@ -181,8 +166,8 @@ def test_it_goes_from_layer_to_layer(quick: Visit, html: str, model: Model) -> N
     assert buttons[0].is_disabled()
 
 
-def test_nodes_are_walked_by_keyboard_and_a_row_is_chosen(quick: Visit, html: str) -> None:
-    page = opened(quick, html, tab="steps")
+def test_nodes_are_walked_by_keyboard_and_a_row_is_chosen(lab_at: Visit) -> None:
+    page = lab_at(tab="steps")
     names(page)
     chosen = part(page).get_by_role("tab", selected=True)
     assert chosen.inner_text().split()[-1] == "scores"

@@ -1,6 +1,5 @@
 """Tests of the live page's lesson: the question of a card, what the page shows, and the answer."""
 
-import json
 import re
 from typing import Any
 
@@ -12,7 +11,8 @@ from training.play_cards import right
 
 from .lesson import KEPT, by_the_formula
 from .outcome import is_percent
-from .play import address, after, button, in_lab, opened_at, part, ready, shown
+from .play import address, after, button, in_lab, part, ready, shown
+from .playing import held
 from .support import Visit
 from .test_play_page import check_layout
 
@@ -34,12 +34,6 @@ def options(page: Page) -> list[str]:
     return page.locator(".options button").all_inner_texts()
 
 
-def held(page: Page) -> dict[str, Any]:
-    """Return the state in the address."""
-    pairs = page.evaluate("Object.fromEntries(new URLSearchParams(location.hash.slice(1)))")
-    return {name: value if name == "text" else json.loads(value) for name, value in pairs.items()}
-
-
 def check_told(card: dict[str, Any], text: str, said: str) -> None:
     """Check that `said` is this text with the probes' values filled in."""
     measured = by_the_formula(card)
@@ -53,9 +47,9 @@ def check_told(card: dict[str, Any], text: str, said: str) -> None:
 
 @pytest.mark.parametrize("guesses_right", [True, False])
 def test_each_card_leads_the_page_and_tells_right_from_wrong(
-    quick: Visit, html: str, guesses_right: bool
+    quick_at: Visit, guesses_right: bool
 ) -> None:
-    page = ready(quick(opened_at(html, "")))
+    page = quick_at()
     begin(page)
     for number, card in enumerate(CARDS, 1):
         box = part(page, "cards")
@@ -64,7 +58,7 @@ def test_each_card_leads_the_page_and_tells_right_from_wrong(
         check_told(card, card["read"], says)
         assert asks == card["ask"].replace("*", "")
         assert options(page) == [label.replace("*", "") for label in card["options"]]
-        state = {"layer": 3, "head": 2, "inside": False, "colouring": "pattern"} | held(page)
+        state = {"inside": False, "colouring": "pattern"} | held(page)
         before = {name: value for name, value in card["before"].items() if name in state}
         assert before.items() <= state.items()
         own = right(card, by_the_formula(card))
@@ -76,7 +70,7 @@ def test_each_card_leads_the_page_and_tells_right_from_wrong(
         check_told(card, card["told"], told.removeprefix(verdict))
         check_options(page, card, own, guess)
         assert held(page)["guess"] == guess
-        assert held(page).get("edits", []) == card["after"]["edits"]
+        assert held(page)["edits"] == card["after"]["edits"]
         if number < len(CARDS):
             after(page, button(page, "Next").click)
 
@@ -89,15 +83,14 @@ def check_options(page: Page, card: dict[str, Any], own: int, guess: int) -> Non
         assert sign == ("✓" if k == own else "✗" if k == guess else "")
         assert name == card["options"][k].replace("*", "")
         if card["right"]["of"] == "largest":
-            probe = card["right"]["among"][k]
-            assert is_percent(figure, measured[probe])
+            assert is_percent(figure, measured[card["right"]["among"][k]])
         else:
             assert figure == ""
         assert label.get_attribute("aria-pressed") == str(k == guess).lower()
 
 
-def test_ending_the_lesson_restores_the_readers_page(quick: Visit, html: str) -> None:
-    page = ready(quick(opened_at(html, "")))
+def test_ending_the_lesson_restores_the_readers_page(quick_at: Visit) -> None:
+    page = quick_at()
     after(page, page.locator(".offer").click)
     own = shown(page)
     begin(page)
@@ -111,19 +104,19 @@ def test_ending_the_lesson_restores_the_readers_page(quick: Visit, html: str) ->
     assert shown(page) == own
 
 
-def test_a_card_is_in_the_address(quick: Visit, html: str) -> None:
-    page = ready(quick(opened_at(html, "")))
+def test_a_card_is_in_the_address(quick_at: Visit) -> None:
+    page = quick_at()
     begin(page)
     after(page, page.locator(".options button").nth(1).click)
-    again = ready(quick(opened_at(html, page.evaluate("location.hash"))))
+    again = quick_at(page.evaluate("location.hash"))
     part(again, "cards").wait_for()
     assert shown(again).replace("Undo", "") == shown(page).replace("Undo", "")
-    none = ready(quick(opened_at(html, address(card=99))))
+    none = quick_at(card=99)
     assert not part(none, "cards").is_visible()
 
 
-def test_it_is_read_and_answered_with_the_keys_alone(quick: Visit, html: str) -> None:
-    page = ready(quick(opened_at(html, "")))
+def test_it_is_read_and_answered_with_the_keys_alone(quick_at: Visit) -> None:
+    page = quick_at()
     page.get_by_role("button", name="A lesson").focus()
     after(page, lambda: page.keyboard.press("Enter"))
     part(page, "cards").wait_for()
@@ -143,16 +136,13 @@ def test_a_changed_model_has_no_lesson(visit: Visit, model: qkv.Model) -> None:
 
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])
-def test_cards_fit_the_window_and_pass_axe(quick: Visit, html: str, width: int) -> None:
-    page = ready(quick(opened_at(html, ""), width=width, height=800))
+def test_cards_fit_the_window_and_pass_axe(quick_at: Visit, width: int) -> None:
+    page = quick_at(width=width, height=800)
     begin(page)
     for number in (1, 7, 11):
-        state = CARDS[number - 1]["after"] | {"card": number - 1, "guess": 0}
-        hash_ = address(**state)
+        hash_ = address(**CARDS[number - 1]["after"], card=number - 1, guess=0)
         after(page, lambda to=hash_: page.evaluate("to => { location.hash = to; }", to))
         page.get_by_role("heading", name=f"Card {number} of").wait_for()
         check_layout(page)
-        sizes = page.locator(".cards button").evaluate_all(
-            "all => all.map((one) => one.getBoundingClientRect().height)"
-        )
+        sizes = [one.bounding_box()["height"] for one in page.locator(".cards button").all()]
         assert min(sizes) >= 44

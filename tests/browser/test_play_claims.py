@@ -19,7 +19,7 @@ from qkv.models import Model
 from training import books
 
 from .claims import CLAIMS, check
-from .play import address, opened_at, ready
+from .play import address
 from .support import Visit
 
 HERE = Path(__file__).parent
@@ -86,15 +86,14 @@ def test_each_claim_has_a_test() -> None:
 
 @pytest.mark.parametrize(("side", "gap", "part"), CASES)
 def test_claims_on_200_sentences(
-    visit: Visit,
-    html: str,
+    visit_at: Visit,
     models: dict[str, Model],
     starts: dict[str, dict[str, Any]],
     side: str,
     gap: bool,
     part: int,
 ) -> None:
-    page = ready(visit(opened_at(html, "")))
+    page = visit_at()
     lots = random.Random(part)
     wrong = []
     for k, sentence in enumerate(SENTENCES[part::PARTS]):

@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from html import escape
+from itertools import product
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -18,30 +19,28 @@ import qkv
 from models.support import WORDS, mask_bert, tokenizer_json
 from qkv.models import Model
 from qkv.see.page.html import document, script
+from qkv.trace import Trace
 
 from .bundling import script_of
 from .edited import Edit
 from .engine import by_the_library, shares
 from .outcome import is_percent, similarities
-from .play import STILL, address, after, opened_at, ready
+from .play import STILL, after
 from .playing import (
     HEAD,
     POSITION,
     ROLES,
     START,
-    STATE,
     TEXT,
     cells,
     like,
     live_page,
     open_tab,
-    opened,
     unfold,
     until,
 )
-from .support import Visit, tight
-from .test_page import problems
-from .test_play_page import OVERLAPS
+from .support import Visit
+from .test_play_page import check_layout
 
 SVG = "{http://www.w3.org/2000/svg}"
 EDITS: list[Edit] = [
@@ -49,6 +48,9 @@ EDITS: list[Edit] = [
     {"op": "mask", "query": 1, "key": 2, "layer": 3, "head": 2},
     {"op": "ablate", "layer": 1, "head": 5},
 ]
+# the elements of a picture: no bitmap, no foreign element
+VECTORS = {"svg", "g", "title", "rect", "text", "path", "line", "circle", "polyline", "tspan"}
+VECTORS |= {"linearGradient", "stop", "clipPath", "pattern"}
 FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", " =1", "\u202e=1", "\uff1d1", "\r=1", "-", "\n"]
 # Returns the content of the page without its menus.
 REST = """() => {
@@ -58,11 +60,6 @@ REST = """() => {
   return copy.innerHTML;
 }"""
 HARMLESS = ["a=1", "", "'", "1-1", 'say "a, b"', " a", "ab\ncd", "日本", "\ud800"]
-
-
-@pytest.fixture(scope="module")
-def ids(model: Model) -> list[int]:
-    return model.tokenize(TEXT).ids.tolist()
 
 
 TABS = {"map": "Heads", "steps": "Numbers"}  # the tabs of parts that are not always shown
@@ -118,24 +115,19 @@ def words_of(text: str) -> list[str]:
 
 @pytest.mark.parametrize("edits", [[], EDITS])
 def test_the_weights_of_a_head_are_the_librarys_and_have_all_digits(
-    visit: Visit, html: str, model: Model, ids: list[int], edits: list[Edit]
+    lab_at: Visit, model: Model, trace: Trace, edits: list[Edit]
 ) -> None:
-    page = opened(visit, html, edits=edits)
+    page = lab_at(edits=edits)
     name, text = saved(page, "head", "CSV: weights")
     assert name == "head-3.2-weights_She-wore-a-crown-on-her-mask.csv"
     table = rows((name, text))
-    size = len(ids)
-    assert len(table) == size**2
     layer, head = HEAD
-    assert {(row["layer"], row["head"]) for row in table} == {(str(layer), str(head))}
-    tokens = list(model.trace(TEXT).tokens)
-    pairs = [(i, tokens[i], j, tokens[j]) for i in range(size) for j in range(size)]
-    keys = ("query_position", "query", "key_position", "key")
-    assert [tuple(row[key] for key in keys) for row in table] == [
-        tuple(map(str, pair)) for pair in pairs
-    ]
+    pairs = [(*one, *other) for one, other in product(enumerate(trace.tokens), repeat=2)]
+    keys = ("layer", "head", "query_position", "query", "key_position", "key")
+    expected = [[*map(str, (*HEAD, *pair))] for pair in pairs]
+    assert [[row[key] for key in keys] for row in table] == expected
     weights = column(table, "weight")
-    expected = by_the_library(model, ids, edits).pattern[HEAD].ravel()
+    expected = by_the_library(model, TEXT, edits).pattern[HEAD].ravel()
     np.testing.assert_allclose(weights, expected, atol=2e-6, rtol=0)
     own = f"pattern[{layer}][{head}]"
     np.testing.assert_array_equal(weights.astype(np.float32), held_by(page, edits, own))
@@ -143,19 +135,19 @@ def test_the_weights_of_a_head_are_the_librarys_and_have_all_digits(
     assert [row["hidden"] for row in table] == ["true" if one else "false" for one in shown]
     scores = column(table, "score")
     assert (np.isnan(scores) == shown).all()
-    traced = model.trace(TEXT)["attn_scores", layer][0, head].ravel()
     if not edits:
+        traced = trace["attn_scores", layer][0, head].ravel()
         np.testing.assert_allclose(scores, traced, atol=1e-4, rtol=0)
         assert "weight_before" not in table[0]
     else:
-        before = by_the_library(model, ids, []).pattern[HEAD].ravel()
+        before = trace["pattern", layer][0, head].ravel()
         np.testing.assert_allclose(column(table, "weight_before"), before, atol=2e-6, rtol=0)
 
 
 def test_the_csv_has_all_words_with_probabilities_before_and_after(
-    quick: Visit, html: str, model: Model, ids: list[int]
+    lab_at: Visit, model: Model
 ) -> None:
-    page = opened(quick, html, edits=EDITS)
+    page = lab_at(edits=EDITS)
     name, text = saved(page, "outcome", "CSV: words")
     assert name == "words-at-7_She-wore-a-crown-on-her-mask.csv"
     table = rows((name, text))
@@ -163,7 +155,7 @@ def test_the_csv_has_all_words_with_probabilities_before_and_after(
     assert sorted(order) == list(range(len(model.tokenizer.vocabulary)))
     assert [row["rank"] for row in table[:3]] == ["1", "2", "3"]
     for which, edits in (("probability_before", []), ("probability", EDITS)):
-        expected = shares(by_the_library(model, ids, edits).logits[[POSITION]])[0]
+        expected = shares(by_the_library(model, TEXT, edits).logits[[POSITION]])[0]
         np.testing.assert_allclose(column(table, which), expected[order], atol=1e-6, rtol=0)
     assert (np.diff(column(table, "probability")) <= 0).all()
     words = [row["word"].removeprefix("'") for row in table]
@@ -176,10 +168,8 @@ def test_the_csv_has_all_words_with_probabilities_before_and_after(
     assert [f"{float(row['cosine_with_original']):.3f}" for row in alike] == chart
 
 
-def test_the_map_gives_a_row_for_each_head_and_all_weights(
-    quick: Visit, html: str, model: Model, ids: list[int]
-) -> None:
-    page = opened(quick, html, edits=EDITS, colouring="effect")
+def test_the_map_gives_a_row_for_each_head_and_all_weights(lab_at: Visit, model: Model) -> None:
+    page = lab_at(edits=EDITS, colouring="effect")
     figures = page.locator(".cell .figure")
     until(lambda: sum(map(bool, figures.all_text_contents())) == 23)
     page.locator("[data-region=map]").evaluate(STILL)
@@ -191,22 +181,17 @@ def test_the_map_gives_a_row_for_each_head_and_all_weights(
         assert (row["role"], row["role_measure"]) == (role, str(measure))
         assert row["removed"] == ("true" if name == "1.5" else "false")
         shown = page.locator(f"[data-head='{name}'] .figure").inner_text()
-        if name == "1.5":
-            assert float(row["probability_moved_without_it"]) == 0
-        else:
-            moved = float(row["probability_moved_without_it"])
-            assert is_percent(shown, moved)
-    after_, before = (by_the_library(model, ids, edits).pattern for edits in (EDITS, []))
-    moved_ = np.maximum(0, before - after_).sum((2, 3)) / len(ids)
+        moved = float(row["probability_moved_without_it"])
+        assert moved == 0 if name == "1.5" else is_percent(shown, moved)
+    after_, before = (by_the_library(model, TEXT, edits).pattern for edits in (EDITS, []))
+    moved_ = np.maximum(0, before - after_).sum(-1).mean(-1)
     np.testing.assert_allclose(column(table, "weight_moved_by_changes"), moved_.ravel(), atol=1e-5)
     every = rows(saved(page, "map", "CSV: all weights"))
     np.testing.assert_allclose(column(every, "weight"), after_.ravel(), atol=2e-6, rtol=0)
 
 
-def test_a_step_is_saved_as_its_matrix(quick: Visit, html: str, model: Model) -> None:
-    page = opened(quick, html)
+def test_a_step_is_saved_as_its_matrix(page: Page, trace: Trace) -> None:
     layer, head = HEAD
-    trace = model.trace(TEXT)
     table = rows(saved(page, "steps", menu(page, "steps").get_by_role("button").last.inner_text()))
     names = [f"{position} {token}" for position, token in enumerate(trace.tokens)]
     assert list(table[0]) == ["position", "row", *names]
@@ -243,8 +228,8 @@ def test_csv_keeps_numbers_exactly_and_escapes_formulas(visit: Visit) -> None:
 
 
 @pytest.mark.parametrize("name", ["map", "head", "steps", "outcome"])
-def test_a_picture_has_every_word_that_is_shown(quick: Visit, html: str, name: str) -> None:
-    page = opened(quick, html, edits=EDITS)
+def test_a_picture_has_every_word_that_is_shown(lab_at: Visit, name: str) -> None:
+    page = lab_at(edits=EDITS)
     if name in TABS:
         open_tab(page, TABS[name])
     region = page.locator(f"[data-region={name}]")
@@ -271,25 +256,7 @@ def test_a_picture_has_every_word_that_is_shown(quick: Visit, html: str, name: s
     stem = "head-3.2" if name == "head" else name
     assert called == f"{stem}_She-wore-a-crown-on-her-mask.svg"
     picture = drawn((called, file))
-    assert {part.tag for part in picture.iter()} <= {
-        SVG + tag
-        for tag in (
-            "svg",
-            "g",
-            "title",
-            "rect",
-            "text",
-            "path",
-            "line",
-            "circle",
-            "polyline",
-            "linearGradient",
-            "stop",
-            "clipPath",
-            "pattern",
-            "tspan",
-        )
-    }  # only vector elements
+    assert {part.tag.removeprefix(SVG) for part in picture.iter()} <= VECTORS
     caption = picture.findtext(f"{SVG}title") or ""
     assert caption.startswith(
         "“She wore a crown on her ___.” · crown hidden · 1 pair hidden in head 3.2 · "
@@ -311,11 +278,9 @@ def test_a_picture_has_every_word_that_is_shown(quick: Visit, html: str, name: s
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_picture_has_the_colours_of_the_cells(
-    quick: Visit, html: str, model: Model, ids: list[int], tmp_path: Path, scheme: str
-) -> None:
+def test_a_picture_has_the_colours_of_the_cells(lab_at: Visit, model: Model, scheme: str) -> None:
     edits = EDITS[:1]
-    page = ready(quick(opened_at(html, address(**STATE | {"edits": edits})), scheme=scheme))
+    page = lab_at(scheme=scheme, edits=edits)
     left, top, wide, tall = cells(page)
     whole = drawn(saved(page, "head", "SVG"))
     shift = re.findall(r"[\d.-]+", str(whole.find(f"{SVG}g").get("transform")))
@@ -323,20 +288,19 @@ def test_a_picture_has_the_colours_of_the_cells(
     x, y = (float(map_.get(name)) + float(by) for name, by in zip("xy", shift, strict=True))
     name, png = saved(page, "head", "PNG")
     assert name == "head-3.2_She-wore-a-crown-on-her-mask.png"
-    (tmp_path / "a.png").write_bytes(png)
-    picture = (imread(tmp_path / "a.png")[..., :3] * 255).round().astype(int)
+    picture = (imread(io.BytesIO(png))[..., :3] * 255).round().astype(int)
     size = [round(float(whole.get(side))) for side in ("height", "width")]
     assert list(picture.shape[:2]) == [2 * side for side in size]
     ground = picture[2, 2]
     assert (ground > 240).all() if scheme == "light" else (ground < 40).all()
-    at = np.arange(len(ids)) + 0.3
+    at = np.arange(10) + 0.3
     rows_, columns = (
         (2 * (start + side + at * each)).astype(int)
         for start, side, each in ((y, top, tall), (x, left, wide))
     )
     found = picture[np.ix_(rows_, columns)]
-    expected = by_the_library(model, ids, edits).pattern[HEAD]
-    seen = [column for column in range(len(ids)) if column != 4]
+    expected = by_the_library(model, TEXT, edits).pattern[HEAD]
+    seen = np.delete(np.arange(10), 4)
     if scheme == "light":
         like(found[:, seen], expected[:, seen], within=3)
     flat = found[:, seen].sum(-1)
@@ -347,10 +311,8 @@ def test_a_picture_has_the_colours_of_the_cells(
     assert np.ptp(hatched, axis=(0, 1)).max() > 60  # stripes
 
 
-def test_both_heads_are_in_the_picture_when_the_original_stands_beside(
-    quick: Visit, html: str
-) -> None:
-    page = opened(quick, html, edits=EDITS, beside=True, width=1920)
+def test_both_heads_are_in_the_picture_when_the_original_stands_beside(lab_at: Visit) -> None:
+    page = lab_at(edits=EDITS, beside=True, width=1920)
     texts = texts_in(drawn(saved(page, "head", "SVG")))
     assert {"Original", "Changed"} <= set(texts)
     assert texts.count("from (query)") == 2
@@ -360,27 +322,21 @@ def test_both_heads_are_in_the_picture_when_the_original_stands_beside(
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_the_menus_fit_and_pass_axe(quick: Visit, html: str, width: int) -> None:
-    state = address(**START | {"edits": EDITS, "inside": width > 390})
-    page = ready(quick(opened_at(html, state), width=width))
+def test_the_menus_fit_and_pass_axe(quick_at: Visit, width: int) -> None:
+    page = quick_at(width=width, **START | {"edits": EDITS, "inside": width > 390})
     for tab in ("Heads", "Numbers", "Result") if width == 390 else ("",):
         if tab:
             after(page, page.get_by_role("tab", name=tab).click)
-        for summary in page.locator(".save summary").all():
-            if summary.is_visible():
-                summary.focus()
-                page.keyboard.press("Enter")
+        for summary in page.locator(".save summary").filter(visible=True).all():
+            summary.focus()
+            page.keyboard.press("Enter")
         page.locator(".save[open] > .bar button >> visible=true").first.wait_for()
-        buttons = [
-            button for button in page.locator(".save > .bar button").all() if button.is_visible()
-        ]
-        assert len(buttons) >= 2
-        for button in buttons:
+        buttons = page.locator(".save > .bar button").filter(visible=True)
+        assert buttons.count() >= 2
+        for button in buttons.all():
             box = button.bounding_box()
             assert min(box["width"], box["height"]) >= 43.5
-        assert tight(page)
-        assert page.evaluate(OVERLAPS) == []
-        assert problems(page) == []
+        check_layout(page)
 
 
 def small_model(folder: Path) -> Model:

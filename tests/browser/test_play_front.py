@@ -11,9 +11,10 @@ import qkv
 from qkv.models import Model
 from qkv.see.page.play import OPENING, SPEAKERS
 
+from .engine import by_the_library, shares
 from .opening import Scheme
 from .outcome import is_percent
-from .play import address, after, changed, opened_at, ready
+from .play import CROSSED, LINES, after, button, changed, opened_at, ready
 from .support import Visit, with_first
 from .test_play_page import check_layout
 
@@ -36,40 +37,7 @@ CONTROLS = """() => {
   const controls = all.filter((node) => seen(node) && !node.closest(".words"));
   return controls.map((node) => node.textContent);
 }"""
-# Returns the widths of the visible lines, by the token to which each leads.
-LINES = """(stage) => {
-  const words = [...stage.querySelectorAll(".words > *")];
-  const box = stage.querySelector(".big").getBoundingClientRect();
-  const lines = [...stage.querySelectorAll(".arcs path")];
-  return lines.filter((path) => +path.style.strokeOpacity > 0.2).map((path) => {
-    const { x, y } = path.getPointAtLength(path.getTotalLength());
-    const away = (word) => {
-      const { left, right, top } = word.getBoundingClientRect();
-      return Math.hypot((left + right) / 2 - box.left - x, top - box.top - y);
-    };
-    const near = words.toSorted((a, b) => away(a) - away(b))[0];
-    return [near.dataset.token, +path.style.strokeWidth];
-  });
-}"""
-
-# Returns the words and the notes of a sentence that its visible lines cross.
-CROSSED = """(stage) => {
-  const svg = stage.querySelector(".arcs");
-  const frame = svg.getBoundingClientRect();
-  const texts = [...stage.querySelectorAll(".words > *, small")].map((word) => {
-    const range = document.createRange();
-    range.selectNodeContents(word.querySelector("bdi") ?? word);
-    return [word.textContent, range.getBoundingClientRect()];
-  });
-  const lines = [...svg.querySelectorAll("path")].filter((path) => +path.style.strokeOpacity > 0);
-  const points = lines.flatMap((path) => Array.from({ length: 201 }, (_, i) => {
-    const { x, y } = path.getPointAtLength(i / 200 * path.getTotalLength());
-    return [x + frame.left, y + frame.top];
-  }));
-  const inside = ({ left, right, top, bottom }) => points.some(([x, y]) =>
-    x > left && x < right && y > top + 4 && y < bottom - 4);
-  return [lines.length, texts.filter(([, box]) => inside(box)).map(([text]) => text)];
-}"""
+WRITTEN = "new URLSearchParams(location.hash.slice(1)).get('text')"
 WRAPPED = [
     TEXT,
     "The old [MASK] of the north looked at the small house and said that he had never been there.",
@@ -94,10 +62,6 @@ def stage(page: Page) -> Locator:
 
 def guess(page: Page) -> str:
     return stage(page).locator(".guess .now, .guess .arriving").last.inner_text()
-
-
-def button(page: Page, name: str) -> Locator:
-    return page.get_by_role("button", name=name, exact=True)
 
 
 def in_sight(page: Page, node: Locator) -> None:
@@ -127,26 +91,22 @@ def test_the_first_screen_shows_one_idea(
 
 
 @pytest.mark.parametrize("fragment", ["", "#model=decoder"])
-def test_the_first_screen_says_what_the_model_has_read(
-    visit: Visit, html: str, fragment: str
-) -> None:
-    page = ready(visit(opened_at(html, fragment)))
+def test_the_first_screen_says_what_the_model_has_read(visit_at: Visit, fragment: str) -> None:
+    page = visit_at(fragment)
     said = "A small model has read 273 books from before 1930 and a dictionary."
     expect(page.locator(".front .read").locator("visible=true")).to_have_text(said)
 
 
 @pytest.mark.parametrize("fragment", ["", "#model=decoder"])
-def test_each_sentence_of_the_shelf_is_one_press(visit: Visit, html: str, fragment: str) -> None:
-    page = ready(visit(opened_at(html, fragment)))
+def test_each_sentence_of_the_shelf_is_one_press(visit_at: Visit, fragment: str) -> None:
+    page = visit_at(fragment)
     shelf = SPEAKERS["books-decoder" if fragment else "books"]["shelf"]
     buttons = page.get_by_role("region", name="Sentences to try").get_by_role("button")
     assert buttons.count() == len(shelf)
     check_layout(page)
     for one in shelf[::3]:
         after(page, buttons.filter(has_text=one["kind"]).click)
-        assert (
-            page.evaluate("new URLSearchParams(location.hash.slice(1)).get('text')") == one["text"]
-        )
+        assert page.evaluate(WRITTEN) == one["text"]
         assert guess(page) in one["says"]
         assert page.locator(".shelf [aria-pressed=true] b").inner_text() == one["kind"]
         in_sight(page, stage(page))
@@ -171,6 +131,12 @@ def test_one_press_changes_the_guess_and_the_lines(page: Page, exact: Model) -> 
         for token, width in widths.items():
             assert width == pytest.approx(1.5 + 26 * row[token], abs=1e-4)
         assert all(row[token] < 0.02 for token in row.keys() - widths.keys())
+        picture = stage(page).get_by_role("img").and_(stage(page).locator(".arcs"))
+        most, *hidden = str(picture.get_attribute("aria-label")).split("; hidden: ")
+        best = [word.split()[0] for word in most.split("most to ")[1].split(", ")[:3]]
+        words = exact.tokenize(TEXT).tokens
+        assert [words[int(t)] for t in sorted(row, key=row.get, reverse=True)[:3]] == best
+        assert hidden == edits.get("hide", [])
         first = page.locator("[data-qkv-first]")
         assert first.get_attribute("aria-pressed") == str(bool(edits)).lower()
         after(page, first.click)
@@ -178,11 +144,9 @@ def test_one_press_changes_the_guess_and_the_lines(page: Page, exact: Model) -> 
 
 
 @pytest.mark.parametrize("text", WRAPPED)
-def test_no_line_crosses_a_word_of_a_sentence_with_several_rows(
-    visit: Visit, html: str, text: str
-) -> None:
-    page = ready(visit(opened_at(html, address(text=text)), width=390, height=844))
-    count, crossed = stage(page).evaluate(CROSSED)
+def test_no_line_crosses_a_word_of_a_sentence_with_several_rows(visit_at: Visit, text: str) -> None:
+    page = visit_at(text=text, width=390, height=844)
+    count, crossed = stage(page).evaluate(CROSSED, [".arcs", ".words > *, small", 0])
     assert count >= 3
     assert crossed == []
 
@@ -227,25 +191,27 @@ def test_a_readers_own_sentence(page: Page, exact: Model) -> None:
     assert page.locator(".front .trouble").is_hidden()
 
 
-def test_an_address_of_the_lab_opens_the_lab(visit: Visit, html: str) -> None:
+def test_an_address_of_the_lab_opens_the_lab(visit_at: Visit) -> None:
     for hash_ in ("#inside=true", '#view="lab"', "#second=%22A+bank.%22", "#card=0"):
-        page = ready(visit(opened_at(html, hash_)))
+        page = visit_at(hash_)
         assert page.locator(".lab").is_visible()
         assert page.locator(".front").count() == 0
 
 
-def test_a_region_in_a_frame_leads_to_the_lab(visit: Visit, html: str) -> None:
-    page = ready(visit(opened_at(html, "#only=%5B%22head%22%5D&head=1")))
+def test_a_region_in_a_frame_leads_to_the_lab(visit_at: Visit) -> None:
+    page = visit_at("#only=%5B%22head%22%5D&head=1")
     link = page.get_by_role("link", name="The whole page").get_attribute("href")
-    whole = ready(visit(opened_at(html, link[link.index("#") :])))
+    whole = visit_at(link[link.index("#") :])
     assert whole.locator(".lab [data-part=map]").count() == 1
 
 
 def test_the_headline_names_other_edits_and_they_can_be_cleared(visit: Visit, exact: Model) -> None:
-    text, head = "The sun rises in the [MASK].", [(3, 2)]
-    page = ready(visit(qkv.play(text, ablate=head, hide="sun")._document()))
-    assert guess(page) == exact.predict(text, 1, ablate=head, hide=["sun"])[0][0][0]
+    text, edits = "The sun rises in the [MASK].", {"ablate": [(3, 2)], "hide": ["sun"]}
+    page = ready(visit(qkv.play(text, **edits)._document()))
+    assert guess(page) == exact.predict(text, 1, **edits)[0][0][0]
     assert "head 3.2" in page.locator("[data-part=headline]").inner_text()
+    expect(page.get_by_role("button", name="sun", pressed=True)).to_have_count(1)
+    assert page.evaluate("location.hash") == ""
     after(page, button(page, "Clear all changes").click)
     assert guess(page) == exact.predict(text, 1)[0][0][0]
     expect(button(page, "Clear all changes")).to_be_hidden()
@@ -266,14 +232,13 @@ def test_the_decoder_continues_the_same_sentence(page: Page) -> None:
     ready(page)
     expect(stage(page).locator(".words")).to_contain_text("She drank a glass of")
     expect(page.locator("[data-qkv-first]")).to_have_text("Continue")
-    expect(page.get_by_label("Your sentence")).to_have_value("She drank a glass of")
+    field = page.get_by_label("Your sentence")
+    expect(field).to_have_value("She drank a glass of")
     assert len(page.evaluate(CONTROLS)) <= 9
     button(page, "Guess a word").click()
     ready(page)
     button(page, "Your own sentence").click()
-    after(
-        page, lambda: page.get_by_label("Your sentence").fill("The old man looked at the _ again.")
-    )
+    after(page, lambda: field.fill("The old man looked at the _ again."))
     button(page, "Write a text").click()
     ready(page)
     expect(stage(page).locator(".words")).to_contain_text("The old man looked at the")
@@ -335,28 +300,6 @@ def test_the_focus_stays_on_the_screen(visit: Visit, html: str) -> None:
     expect(button(page, "Your own sentence")).to_be_focused()
 
 
-def test_the_lines_and_the_hidden_words_are_in_the_accessibility_tree(
-    visit: Visit, html: str, exact: Model
-) -> None:
-    page = ready(visit(html))
-    tokens = exact.tokenize(TEXT).tokens
-    gap, glass = tokens.index("[MASK]"), tokens.index("glass")
-    picture = stage(page).locator(".arcs")
-    for hide in ([], [glass]):
-        trace = exact.trace(TEXT, **({"hide": ["glass"]} if hide else {}))
-        row = np.mean([trace["pattern", k][0] for k in range(exact.num_layers)], (0, 1))[gap]
-        words = [t for t, name in enumerate(tokens) if name.isalpha()]
-        best = sorted(words, key=lambda t: -row[t])[:3]
-        said = str(picture.get_attribute("aria-label"))
-        assert [word.split()[0] for word in said.split("most to ")[1].split(", ")[:3]] == [
-            tokens[t] for t in best
-        ]
-        assert ("hidden: glass" in said) == bool(hide)
-        assert picture.get_attribute("role") == "img"
-        if not hide:
-            after(page, page.locator("[data-qkv-first]").click)
-
-
 # Lets the model answer only after `answer()` is called.
 HELD = """<script>
   const held = new Promise((answered) => { window.answer = answered; });
@@ -389,30 +332,25 @@ def test_until_the_first_answer_the_page_says_that_it_is_loading(
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
-def test_an_empty_sentence_has_no_story(visit: Visit, html: str, side: str) -> None:
-    page = ready(visit(opened_at(html, f'#model={side}&text=&view="story"')))
+def test_an_empty_sentence_has_no_story(visit_at: Visit, side: str) -> None:
+    page = visit_at(f'#model={side}&text=&view="story"')
     expect(page.locator(".story")).to_contain_text("There is no guess to explain")
     expect(page.locator(".story .frame")).to_be_hidden()
 
 
-def test_a_next_word_has_the_models_probability_and_the_share_of_its_draws(
-    visit: Visit, html: str
-) -> None:
-    page = ready(visit(opened_at(html, "#model=decoder")))
-    logits = qkv.load("books-decoder", dtype=np.float64).trace(OPENING, logits=True)["logits"][
-        0, -1
-    ]
-    own = np.sort(np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum())[::-1]
+def test_a_next_word_has_the_models_probability_and_the_share_of_its_draws(visit_at: Visit) -> None:
+    page = visit_at("#model=decoder")
+    model = qkv.load("books-decoder", dtype=np.float64)
+    logits = np.sort(by_the_library(model, OPENING).logits[-1])[::-1]
+    own = shares(logits)
     for temperature in (0.3, 0.8, 2.0, 0):
         page.get_by_label("Temperature").fill(str(temperature))
-        largest = np.sort(logits)[::-1][:40]
-        shares = np.exp((largest - largest[0]) / (temperature or 1e-9))
-        shares /= shares.sum()
+        draws = shares(logits[:40] / (temperature or 1e-9))
         shown = page.locator(".drawn b").all_inner_texts()
         assert len(shown) == 5
         assert all(is_percent(one, share) for one, share in zip(shown, own, strict=False))
         notes = page.locator(".drawn small").all_inner_texts()
-        for note, share in zip(notes, shares, strict=False):
+        for note, share in zip(notes, draws, strict=False):
             assert is_percent(note.removeprefix(f"drawn at {temperature:.1f}: "), share)
     headline = page.locator("[data-part=headline]").inner_text()
     assert shown[0] in headline  # the same word has the same probability

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 import qkv
 from qkv.models import Model
 from qkv.models.files.find import shipped_models
 
-from .play import address, after, changed, opened_at, ready
+from .engine import numbers
+from .play import after, at, changed
 from .support import Visit
 from .test_play_page import check_layout
 
@@ -27,18 +28,14 @@ def html() -> str:
     return qkv.play()._document()
 
 
-def opened(visit: Visit, html: str, view: str, **options: object) -> Page:
-    return ready(visit(opened_at(html, f'#view="{view}"'), **options))
-
-
 def guess_of(model: Model, text: str, **edits: object) -> str:
     return model.predict(text, 1, **edits)[0][0][0]
 
 
 def test_beat_the_model_counts_the_authors_words_for_both_over_equal_rounds(
-    visit: Visit, html: str, exact: Model
+    visit_at: Visit, exact: Model
 ) -> None:
-    page = opened(visit, html, "beat")
+    page = visit_at('#view="beat"')
     game = json.loads((shipped_models()["books"] / "game.json").read_text("utf-8"))
     sentences = game["sentences"]
     expect(page.locator(".beat")).to_contain_text(f"{game['title']} by {game['author']}")
@@ -80,12 +77,12 @@ def test_beat_the_model_counts_the_authors_words_for_both_over_equal_rounds(
 def test_a_model_without_sentences_has_no_game_of_guessing(visit: Visit, tmp_path: Path) -> None:
     qkv.load("books").save(tmp_path / "mine")  # only the included folder contains sentences
     html = qkv.play(TEXT, model=tmp_path / "mine")._document()
-    page = opened(visit, html, "games")
+    page = at(visit, html, '#view="games"')
     expect(page.locator(".games button b")).to_have_text(["Break it", "Does bank change its mind?"])
 
 
-def test_break_it(visit: Visit, html: str, exact: Model) -> None:
-    page = opened(visit, html, "break")
+def test_break_it(visit_at: Visit, exact: Model) -> None:
+    page = visit_at('#view="break"')
     was = guess_of(exact, TEXT)
     say, note = page.locator(".break .say"), page.locator(".break > .note")
     expect(say).to_contain_text(f"The model says {was}")
@@ -112,10 +109,10 @@ def test_break_it(visit: Visit, html: str, exact: Model) -> None:
 
 
 def test_break_it_compares_with_the_run_that_keeps_the_other_changes(
-    visit: Visit, html: str, exact: Model
+    visit_at: Visit, exact: Model
 ) -> None:
     hide = {"op": "hide", "token": exact.tokenize(TEXT).tokens.index("glass")}
-    page = ready(visit(opened_at(html, address(view="break", text=TEXT, edits=[hide]))))
+    page = visit_at(view="break", text=TEXT, edits=[hide])
     say = page.locator(".break .say")
     was = guess_of(exact, TEXT, hide=["glass"])
     assert was != guess_of(exact, TEXT)
@@ -129,35 +126,29 @@ def test_break_it_compares_with_the_run_that_keeps_the_other_changes(
     assert now != was
 
 
-def test_break_it_needs_a_gap(visit: Visit, html: str) -> None:
-    page = ready(visit(opened_at(html, address(view="break", text="The cat sat on the mat."))))
+def test_break_it_needs_a_gap(visit_at: Visit) -> None:
+    page = visit_at(view="break", text="The cat sat on the mat.")
     expect(page.locator(".break .say")).to_have_text("Write a sentence with a gap first.")
     expect(page.get_by_role("button", name="Show me")).to_be_disabled()
     after(page, page.get_by_role("button", name="head 0.0 off").click)
     expect(page.locator(".break .say")).to_have_text("Write a sentence with a gap first.")
 
 
-def test_break_it_says_that_the_guess_is_at_another_word(visit: Visit, html: str) -> None:
-    state = {"text": "The cat sat on the [MASK].", "position": 2, "edits": []}
-    page = ready(visit(opened_at(html, address(view="break", **state))))
-    expect(page.locator(".break .say")).to_have_text(
-        "The guess is at another word: choose the gap in the lab first."
-    )
+def test_break_it_says_that_the_guess_is_at_another_word(visit_at: Visit) -> None:
+    page = visit_at(view="break", text="The cat sat on the [MASK].", position=2, edits=[])
+    said = "The guess is at another word: choose the gap in the lab first."
+    expect(page.locator(".break .say")).to_have_text(said)
 
 
 def distances(model: Model, texts: list[str], word: str) -> list[str]:
     """Return the page's numbers: for each layer, the mean distance inside and between senses."""
     vectors = []
     for text in texts:
-        trace = model.trace(text)
+        trace = model.trace(text, logits=True)
         start = text.lower().index(word)
-        at = [
-            position
-            for position, (first, end) in enumerate(trace.offsets)
-            if start <= first < end <= start + len(word)
-        ]
-        layers = [trace["normalized_resid_post", k] for k in range(model.num_layers)]
-        found = np.array([x[0, at].mean(0) for x in (trace["hook_full_embed"], *layers)])
+        offsets = enumerate(trace.offsets)
+        at = [t for t, (a, b) in offsets if start <= a < b <= start + len(word)]
+        found = numbers(model, trace).resid[:, at].mean(1)
         vectors.append(found / np.linalg.norm(found, axis=1, keepdims=True))
     apart = 1 - np.einsum("ald,bld->lab", vectors, vectors)
     inside = (apart[:, 0, 1] + apart[:, 2, 3]) / 2
@@ -166,9 +157,9 @@ def distances(model: Model, texts: list[str], word: str) -> list[str]:
 
 
 def test_the_distance_inside_a_sense_is_shown_beside_the_distance_between_senses(
-    visit: Visit, html: str, exact: Model
+    visit_at: Visit, exact: Model
 ) -> None:
-    page = opened(visit, html, "watch")
+    page = visit_at('#view="watch"')
     cells = page.locator(".watch td")
     expect(cells).to_have_text(distances(exact, SENTENCES, "bank"))
     inside, between = distances(exact, SENTENCES, "bank")[-2:]
@@ -186,10 +177,10 @@ def test_the_distance_inside_a_sense_is_shown_beside_the_distance_between_senses
     ],
 )
 def test_the_word_may_be_short_a_function_word_or_several_tokens(
-    visit: Visit, html: str, exact: Model, word: str, texts: list[str]
+    visit_at: Visit, exact: Model, word: str, texts: list[str]
 ) -> None:
     assert len(exact.tokenize("wugs").tokens) > 3  # with [CLS] and [SEP]
-    page = opened(visit, html, "watch")
+    page = visit_at('#view="watch"')
     for k, text in enumerate(texts):
         page.get_by_label(f"sense {'AABB'[k]}, sentence {1 + k % 2}").fill(text)
     expect(page.locator(".watch h2")).to_have_text(f"Does {word} change its mind?")
@@ -201,9 +192,7 @@ def test_the_word_may_be_short_a_function_word_or_several_tokens(
 
 @pytest.mark.parametrize("view", ["games", "beat", "break", "watch"])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_nothing_overlaps_and_axe_finds_nothing(
-    visit: Visit, html: str, view: str, width: int
-) -> None:
-    page = opened(visit, html, view, width=width, height=800)
+def test_nothing_overlaps_and_axe_finds_nothing(visit_at: Visit, view: str, width: int) -> None:
+    page = visit_at(f'#view="{view}"', width=width, height=800)
     page.locator("h2").last.wait_for()
     check_layout(page)

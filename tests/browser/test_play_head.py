@@ -24,20 +24,26 @@ from .playing import (
     like,
     masks,
     open_tab,
-    opened,
     picture,
     shows,
     until,
 )
-from .support import Visit, after_each, drawn, idle, keys, press, read, readout, tight, token
+from .support import (
+    Visit,
+    after_each,
+    drawn,
+    idle,
+    keys,
+    press,
+    read,
+    readout,
+    shown_weights,
+    tight,
+    token,
+)
 
 LAYER, NUMBER = HEAD
 TIMES = "\N{MULTIPLICATION SIGN}"
-
-
-@pytest.fixture(scope="module")
-def trace(model: Model) -> Trace:
-    return model.trace(TEXT)
 
 
 def vectors(trace: Trace, name: str) -> np.ndarray:
@@ -55,8 +61,13 @@ def hands(page: Page) -> Locator:
 
 
 @pytest.fixture
-def page(quick: Visit, html: str) -> Page:
-    return opened(quick, html, tab="links")
+def page(lab_at: Visit) -> Page:
+    return lab_at(tab="links")
+
+
+def chosen_key(page: Page) -> str:
+    idle(page)
+    return hands(page).locator("[aria-label=Key] .step-word").inner_text()
 
 
 def map_of(page: Page) -> Locator:
@@ -71,15 +82,14 @@ def click(page: Page, i: int, j: int) -> None:
 
 
 def test_lines_and_heat_map_match_the_trace(page: Page, trace: Trace) -> None:
-    weights = np.asarray(trace["pattern", LAYER][0, NUMBER], np.float64)
+    weights = trace["pattern", LAYER][0, NUMBER]
     assert [name for name, _ in keys(own(page))] == drawn(trace.tokens)
-    shown = [read(value) if value.strip("·") else 0.0 for _, value in keys(own(page))]
-    np.testing.assert_allclose(shown, weights[POSITION], atol=0.00501)
+    np.testing.assert_allclose(shown_weights(own(page)), weights[POSITION], atol=0.00501)
     best = weights[POSITION].argmax()
     said = own(page).locator(".head-words").inner_text()
     share = f"{100 * weights[POSITION, best]:.0f}%"
     assert said == f"The gap attends to {trace.tokens[best]}: {share} (head 3.2)."
-    scaled = np.asarray(trace["attn_scores", LAYER][0, NUMBER], np.float64)
+    scaled = trace["attn_scores", LAYER][0, NUMBER]
     raw = vectors(trace, "q") @ vectors(trace, "k").T
     map_of(page).focus()
     press(page, "ArrowDown", "Control+Home", "Home")
@@ -109,9 +119,7 @@ def test_a_query_is_chosen_by_click_and_by_keyboard(page: Page, trace: Trace) ->
 
 
 def step_column(page: Page, column: int) -> list[float]:
-    """Return a column of the steps; entries that are not numbers are NaN."""
-    texts = of_steps(page, column)
-    return [math.nan if text in ("open", "hidden") else read(text) for text in texts]
+    return [read(text) for text in of_steps(page, column)]
 
 
 @pytest.mark.parametrize(
@@ -120,11 +128,11 @@ def step_column(page: Page, column: int) -> list[float]:
     ids=["as it is", "masked, at another temperature"],
 )
 def test_the_steps_match_the_trace(
-    quick: Visit, html: str, model: Model, trace: Trace, edits: list[Edit]
+    lab_at: Visit, model: Model, trace: Trace, edits: list[Edit]
 ) -> None:
-    page = opened(quick, html, edits=edits)
+    page = lab_at(edits=edits)
     hidden = [bool(edits) and key == 4 for key in range(10)]
-    until(lambda: marks(page) == ["hidden" if away else "open" for away in hidden])
+    until(lambda: of_steps(page, 3) == ["hidden" if away else "open" for away in hidden])
     inside = layer_with(model, trace, edits)
     raw = inside["q"][POSITION] @ inside["k"].T
     scale = 0.3 if edits else 1 / math.sqrt(32)
@@ -143,13 +151,9 @@ def of_steps(page: Page, column: int) -> list[str]:
     return cells.all_text_contents()
 
 
-def marks(page: Page) -> list[str]:
-    return of_steps(page, 3)
-
-
 def layer_with(model: Model, trace: Trace, edits: list[Edit]) -> dict[str, np.ndarray]:
     """Return the head's queries and keys, given the edits in the layers below it."""
-    x = by_the_library(model, list(model.tokenize(TEXT).ids), edits).resid[LAYER].astype(np.float64)
+    x = by_the_library(model, TEXT, edits).resid[LAYER].astype(np.float64)
     found = {}
     for name in "qk":
         part = f"blocks.{LAYER}.attn.{name}_proj"
@@ -170,28 +174,6 @@ def test_operands_stand_around_the_weights(page: Page, trace: Trace) -> None:
     like(found[np.ix_(int(top) - 5 - along, columns)], k.T / np.abs(k).max())
 
 
-def test_painting_hides_a_link_in_this_head(page: Page, model: Model) -> None:
-    hands(page).get_by_label("paint: drag over cells to hide them").check()
-    click(page, POSITION, 4)
-    until(lambda: masks(held(page)["edits"]) == [(POSITION, 4, *HEAD)])
-    ids = list(model.tokenize(TEXT).ids)
-    hidden = model.trace(ids, hide=[(POSITION, 4, *HEAD)])
-    shows(page, hidden["pattern", LAYER][0, NUMBER])
-    left, top, wide, tall = map(int, cells(page))
-    hatched = heat_map(page)[top + POSITION * tall :, left + 4 * wide :][3 : tall - 3, 3 : wide - 3]
-    colours = hatched.reshape(-1, 3).astype(int)
-    assert ((np.diff(colours) < -20).all(-1)).any()  # orange
-    click(page, 2, 1)
-    until(lambda: len(masks(held(page)["edits"])) == 2)
-    shows(
-        page,
-        model.trace(ids, hide=[(POSITION, 4, *HEAD), (2, 1, *HEAD)])["pattern", LAYER][0, NUMBER],
-    )
-    click(page, POSITION, 4)
-    until(lambda: masks(held(page)["edits"]) == [(2, 1, *HEAD)])
-    shows(page, model.trace(ids, hide=[(2, 1, *HEAD)])["pattern", LAYER][0, NUMBER])
-
-
 @pytest.mark.parametrize(("scope", "where"), [("layer", (1,)), ("all", ())])
 def test_painting_elsewhere_reaches_the_layers_above(
     page: Page, model: Model, scope: str, where: tuple[int, ...]
@@ -201,7 +183,7 @@ def test_painting_elsewhere_reaches_the_layers_above(
     hands(page).get_by_label("Hide", exact=True).select_option(scope)
     click(page, POSITION, 4)
     until(lambda: masks(held(page)["edits"]) == [(POSITION, 4, *where)])
-    hidden = model.trace(list(model.tokenize(TEXT).ids), hide=[(POSITION, 4, *where)])
+    hidden = model.trace(TEXT, hide=[(POSITION, 4, *where)])
     shows(page, hidden["pattern", 1][0, 4])
     open_tab(page, "Heads")
     page.locator("[data-part=map] [data-head='3.1']").click()
@@ -218,56 +200,42 @@ def test_links_can_be_masked_by_keyboard_and_by_buttons(
     until(lambda: masks(held(page)["edits"]) == [(0, 1, *HEAD)])
     hands(page).get_by_role("button", name="next query").click()
     until(lambda: held(page)["query"] == POSITION + 1)
-    idle(page)
-    key = hands(page).locator("[aria-label=Key] .step-word").inner_text()
+    tokens = list(trace.tokens)
+    key = tokens.index(chosen_key(page)) + 1
     hands(page).get_by_role("button", name="next key").click()
-    idle(page)
-    after = hands(page).locator("[aria-label=Key] .step-word").inner_text()
-    assert list(trace.tokens).index(after) == list(trace.tokens).index(key) + 1
+    assert chosen_key(page) == tokens[key]
     hands(page).get_by_role("button", name="Hide this link").click()
-    edges = [(0, 1, *HEAD), (POSITION + 1, list(trace.tokens).index(after), *HEAD)]
+    edges = [(0, 1, *HEAD), (POSITION + 1, key, *HEAD)]
     until(lambda: masks(held(page)["edits"]) == edges)
-    ids = list(model.tokenize(TEXT).ids)
-    shows(page, model.trace(ids, hide=edges)["pattern", LAYER][0, NUMBER])
+    shows(page, model.trace(TEXT, hide=edges)["pattern", LAYER][0, NUMBER])
     hands(page).get_by_role("button", name="Show this link").click()
     until(lambda: masks(held(page)["edits"]) == edges[:1])
 
 
-def test_painting_does_not_unmask_a_cell_of_another_edit(page: Page) -> None:
-    go(page, edits=[{"op": "hide", "token": 4}])
-    hands(page).get_by_label("paint: drag over cells to hide them").check()
-    click(page, POSITION, 4)
-    assert "hidden by another change" in hands(page).locator(".paint [role=status]").inner_text()
-    assert held(page)["edits"] == [{"op": "hide", "token": 4}]
-
-
 @pytest.mark.parametrize("width", [390, 1280, 1920])
-def test_controls_are_large_enough_to_touch(quick: Visit, html: str, width: int) -> None:
-    page = opened(quick, html, width=width, tab="heads")
-    for control in own(page).locator("button, select, summary").all():
-        if not control.is_visible():
-            continue
+def test_controls_are_large_enough_to_touch(lab_at: Visit, width: int) -> None:
+    page = lab_at(width=width, tab="heads")
+    for control in own(page).locator("button, select, summary").filter(visible=True).all():
         box: Any = control.bounding_box()
         assert min(box["width"], box["height"]) >= 44 - 0.5
     assert tight(page)
 
 
-def test_rows_of_lines_and_heat_map_align_on_a_wide_page(quick: Visit, html: str) -> None:
-    page = opened(quick, html, width=1000)  # one head has the whole width
+def test_rows_of_lines_and_heat_map_align_on_a_wide_page(lab_at: Visit) -> None:
+    page = lab_at(width=1000)  # one head has the whole width
     left, top, _, tall = cells(page)
     map_top: Any = map_of(page).bounding_box()
     for i in range(10):
         row: Any = token(own(page), i).bounding_box()
-        assert row["y"] + row["height"] / 2 == pytest.approx(
-            map_top["y"] + top + (i + 0.5) * tall, abs=1.5
-        )
+        middle = map_top["y"] + top + (i + 0.5) * tall
+        assert row["y"] + row["height"] / 2 == pytest.approx(middle, abs=1.5)
     values: Any = own(page).locator(".operand canvas").first.bounding_box()
     assert values["y"] == pytest.approx(map_top["y"] + top, abs=1.5)
     # the list of tokens beside the heat map names its rows, so the heat map itself has no row names
     assert left < 80
 
 
-def test_subwords_are_merged_on_request(quick: Visit, html: str, model: Model) -> None:
+def test_subwords_are_merged_on_request(lab_at: Visit, model: Model) -> None:
     text = "The unbelievable crown is on her [MASK]."
     tokens = model.tokenize(text)
     spans: list[list[int]] = []
@@ -278,7 +246,7 @@ def test_subwords_are_merged_on_request(quick: Visit, html: str, model: Model) -
             spans.append([position])
     assert max(map(len, spans)) > 2
     position = tokens.tokens.index("[MASK]")
-    page = opened(quick, html, text=text, position=position, query=position, tab="links")
+    page = lab_at(text=text, position=position, query=position, tab="links")
     weights = np.asarray(model.trace(text)["pattern", LAYER][0, NUMBER], np.float64)
     shows(page, weights)
     page.get_by_label("merge subwords into words").check()
@@ -289,12 +257,10 @@ def test_subwords_are_merged_on_request(quick: Visit, html: str, model: Model) -
     token(own(page), long).click()
     until(lambda: held(page)["query"] == spans[long][0])
     crown = spans.index([tokens.tokens.index("crown")])
-    while hands(page).locator("[aria-label=Key] .step-word").inner_text() != "crown":
-        at = hands(page).locator("[aria-label=Key] .step-word").inner_text()
-        names = [name for name, _ in keys(own(page))]
+    names = [name for name, _ in keys(own(page))]
+    while (at := chosen_key(page)) != "crown":
         way = "next key" if names.index(at) < crown else "previous key"
         hands(page).get_by_role("button", name=way).click()
-        idle(page)
     hands(page).get_by_role("button", name="Hide this link").click()
     links = [(query, *spans[crown], *HEAD) for query in spans[long]]
     until(lambda: masks(held(page)["edits"]) == links)

@@ -1,11 +1,10 @@
 """The map of the model in the live page: its pictures, figures and switches against the library."""
 
 import re
-from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Locator, Page
+from playwright.sync_api import Locator, Page, expect
 
 from qkv.models import Model
 from qkv.see.draw.colours import shade
@@ -30,11 +29,6 @@ from .support import Visit, press, tight
 
 HEADS = [(layer, head) for layer in range(4) for head in range(6)]
 HIDDEN: Edit = {"op": "hide", "token": 4}
-
-
-@pytest.fixture(scope="module")
-def ids(model: Model) -> list[int]:
-    return list(model.tokenize(TEXT).ids)
 
 
 def cell(page: Page, layer: int, head: int) -> Locator:
@@ -83,31 +77,25 @@ def figures(page: Page) -> dict[tuple[int, int], str]:
 
 @pytest.mark.parametrize("edits", [[], [HIDDEN]], ids=["as it is", "a word hidden"])
 def test_every_picture_is_the_pattern_of_its_head(
-    quick: Visit, html: str, model: Model, ids: list[int], edits: list[Edit]
+    lab_at: Visit, model: Model, edits: list[Edit]
 ) -> None:
-    expected = by_the_library(model, ids, edits).pattern
-    page = opened(quick, html, edits=edits)
+    expected = by_the_library(model, TEXT, edits).pattern
+    page = lab_at(edits=edits)
     come_to_show(page, expected)
 
 
 def test_layers_go_upward_and_heads_say_their_roles(page: Page) -> None:
     names = page.locator("[data-part=map] .cell-name").all_inner_texts()
     assert names == [f"{layer}.{head}" for layer in (3, 2, 1, 0) for head in range(6)]
-    boxes = [cell(page, layer, 0).bounding_box() for layer in range(4)]
-    heights = [box["y"] for box in boxes if box is not None]
-    assert len(heights) == 4
+    heights = [cell(page, layer, 0).bounding_box()["y"] for layer in range(4)]
     assert heights == sorted(heights, reverse=True)
     said = {head: cell(page, *head).get_attribute("aria-label") for head in HEADS}
-    assert said[1, 1] == "head 1.1, usually attends to the word before"
-    assert said[3, 2] == "head 3.2, in, on, of usually attend to the noun"
-    assert all(
-        text.endswith(", mixed") for head, text in said.items() if head not in ((1, 1), (3, 2))
-    )
+    assert said.pop((1, 1)) == "head 1.1, usually attends to the word before"
+    assert said.pop((3, 2)) == "head 3.2, in, on, of usually attend to the noun"
+    assert all(text.endswith(", mixed") for text in said.values())
     assert cell(page, *HEAD).get_attribute("aria-pressed") == "true"
-    signs = {
-        name: cell(page, *name).locator(".role").inner_text() for name in ((1, 1), (3, 2), (0, 0))
-    }
-    assert signs == {(1, 1): "←", (3, 2): "a", (0, 0): "·"}
+    signs = {(1, 1): "←", (3, 2): "a", (0, 0): "·"}
+    assert {name: cell(page, *name).locator(".role").inner_text() for name in signs} == signs
     assert page.locator(".role-list li").all_inner_texts() == [
         "← usually attends to the word before: 1 head",
         "a in, on, of usually attend to the noun: 1 head",
@@ -125,27 +113,27 @@ def test_heads_that_were_not_measured_have_no_role(quick: Visit, html: str) -> N
     assert page.locator(".role-list li").all_inner_texts() == ["· not known: 24 heads"]
 
 
-def test_a_switch_removes_its_head_and_puts_it_back(
-    page: Page, model: Model, ids: list[int]
-) -> None:
-    shows(page, by_the_library(model, ids, []).pattern[HEAD])
+def test_a_switch_removes_its_head_and_puts_it_back(page: Page, model: Model) -> None:
+    shows(page, by_the_library(model, TEXT).pattern[HEAD])
     power(page, 1, 0).click()
     until(lambda: held(page)["edits"] == [{"op": "ablate", "layer": 1, "head": 0}])
     until(lambda: page.locator(".power").get_attribute("aria-checked") == "false")
     own = background(page.locator(".power"))
-    cell(page, *HEAD).click()
-    ablated = model.trace(ids, ablate=[(1, 0)])
-    shows(page, ablated["pattern", 3][0, 2])
+    shows_without(page, model, (1, 0))
     assert "removed" in str(cell(page, 1, 0).get_attribute("aria-label"))
     power(page, 2, 5).click()
     until(lambda: len(held(page)["edits"]) == 2)
-    cell(page, *HEAD).click()
-    shows(page, model.trace(ids, ablate=[(1, 0), (2, 5)])["pattern", 3][0, 2])
+    shows_without(page, model, (1, 0), (2, 5))
     power(page, 1, 0).click()
     until(lambda: held(page)["edits"] == [{"op": "ablate", "layer": 2, "head": 5}])
-    cell(page, *HEAD).click()
-    shows(page, model.trace(ids, ablate=[(2, 5)])["pattern", 3][0, 2])
+    shows_without(page, model, (2, 5))
     assert own == background(page.locator(".power"), "--changed")
+
+
+def shows_without(page: Page, model: Model, *heads: tuple[int, int]) -> None:
+    """Open a head, and check its weights after the removal of other heads."""
+    cell(page, *HEAD).click()
+    shows(page, model.trace(TEXT, ablate=heads)["pattern", 3][0, 2])
 
 
 def background(node: Locator, of: str | None = None) -> str:
@@ -158,15 +146,12 @@ def background(node: Locator, of: str | None = None) -> str:
     )
 
 
-def test_one_head_of_a_removed_layer_is_put_back(
-    quick: Visit, html: str, model: Model, ids: list[int]
-) -> None:
-    page = opened(quick, html, edits=[{"op": "ablate", "layer": 2}])
+def test_one_head_of_a_removed_layer_is_put_back(lab_at: Visit, model: Model) -> None:
+    page = lab_at(edits=[{"op": "ablate", "layer": 2}])
     power(page, 2, 4).click()
     others = [(2, head) for head in range(6) if head != 4]
     until(lambda: [(e["layer"], e["head"]) for e in held(page)["edits"] if "head" in e] == others)
-    cell(page, *HEAD).click()
-    shows(page, model.trace(ids, ablate=others)["pattern", 3][0, 2])
+    shows_without(page, model, *others)
     title = page.locator("[data-part=head] h3")
     assert "removed" not in title.inner_text()
     cell(page, 2, 5).click()
@@ -175,16 +160,16 @@ def test_one_head_of_a_removed_layer_is_put_back(
 
 @pytest.mark.parametrize("edits", [[], [HIDDEN, {"op": "ablate", "layer": 3, "head": 0}]])
 def test_effects_of_removing_heads_match_the_library(
-    quick: Visit, html: str, model: Model, ids: list[int], edits: list[Edit]
+    lab_at: Visit, model: Model, edits: list[Edit]
 ) -> None:
-    page = opened(quick, html, edits=edits, colouring="effect")
+    page = lab_at(edits=edits, colouring="effect")
     removed = {(edit["layer"], edit["head"]) for edit in edits if edit["op"] == "ablate"}
     until(lambda: figures(page).keys() == set(HEADS) - removed)
-    before = probabilities(model, ids, edits)
+    before = probabilities(model, edits)
     first = int(before.argmax())
     found = figures(page)
     for layer, head in found:
-        after = probabilities(model, ids, [*edits, {"op": "ablate", "layer": layer, "head": head}])
+        after = probabilities(model, [*edits, {"op": "ablate", "layer": layer, "head": head}])
         moved = np.abs(before - after).sum() / 2
         assert is_percent(found[layer, head], moved)
         said = str(cell(page, layer, head).get_attribute("aria-label"))
@@ -193,17 +178,17 @@ def test_effects_of_removing_heads_match_the_library(
     assert "total variation" in page.locator("[data-part=map] .note").first.inner_text()
 
 
-def probabilities(model: Model, ids: list[int], edits: list[Edit]) -> np.ndarray:
-    return shares(by_the_library(model, ids, edits).logits[[POSITION]])[0]
+def probabilities(model: Model, edits: list[Edit]) -> np.ndarray:
+    return shares(by_the_library(model, TEXT, edits).logits[[POSITION]])[0]
 
 
-def test_the_difference_from_the_original(page: Page, model: Model, ids: list[int]) -> None:
+def test_the_difference_from_the_original(page: Page, model: Model) -> None:
     go(page, colouring="change")
     assert set(figures(page).values()) == {"0%"}
     go(page, edits=[HIDDEN], colouring="change")
-    before = by_the_library(model, ids, []).pattern
-    after = by_the_library(model, ids, [HIDDEN]).pattern
-    far = np.abs(after - before).sum((-2, -1)) / 2 / len(ids)
+    before = by_the_library(model, TEXT).pattern
+    after = by_the_library(model, TEXT, [HIDDEN]).pattern
+    far = np.abs(after - before).sum(-1).mean(-1) / 2
     until(lambda: set(figures(page).values()) != {"0%"})
     found = figures(page)
     for at in HEADS:
@@ -216,7 +201,7 @@ def test_the_difference_from_the_original(page: Page, model: Model, ids: list[in
 def test_heads_by_keyboard(page: Page) -> None:
     cell(page, *HEAD).focus()
     press(page, "ArrowDown", "ArrowRight", "ArrowRight")
-    assert focused(page) == "2.4"
+    expect(cell(page, 2, 4)).to_be_focused()
     assert (held(page)["layer"], held(page)["head"]) == HEAD
     press(page, "Enter")
     until(lambda: (held(page)["layer"], held(page)["head"]) == (2, 4))
@@ -225,15 +210,9 @@ def test_heads_by_keyboard(page: Page) -> None:
     until(lambda: held(page)["edits"] == [{"op": "ablate", "layer": 2, "head": 4}])
 
 
-def focused(page: Page) -> Any:
-    return page.evaluate(
-        "document.querySelector('.qkv-view').shadowRoot.activeElement.dataset.head"
-    )
-
-
 @pytest.mark.parametrize("width", [390, 800, 1280, 1920])
-def test_the_map_fills_its_band(quick: Visit, html: str, width: int) -> None:
-    page = opened(quick, html, width=width, tab="heads")
+def test_the_map_fills_its_band(lab_at: Visit, width: int) -> None:
+    page = lab_at(width=width, tab="heads")
     band = page.locator("[data-region=map]").bounding_box()
     boxes = page.locator("[data-part=map] :is(.power, .cell-head)").evaluate_all(
         "all => all.map((one) => one.getBoundingClientRect().toJSON())"

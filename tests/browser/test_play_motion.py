@@ -11,9 +11,9 @@ from qkv.trace import Trace
 
 from .edited import Edit
 from .engine import by_the_library
-from .play import address, after, opened_at, ready
-from .playing import HEAD, POSITION, STATE, TEXT, go, held, like, opened, picture, until
-from .support import Visit, read, tight, token
+from .play import after
+from .playing import HEAD, POSITION, TEXT, go, held, like, picture, until
+from .support import Visit, drawn as shown_names, read, tight, token
 from .test_page import problems
 
 LAYER, NUMBER = HEAD
@@ -27,11 +27,6 @@ WATCH = """(slider) => {
   const look = () => { moments.push(Number(slider.value)); requestAnimationFrame(look); };
   look();
 }"""
-
-
-@pytest.fixture(scope="module")
-def trace(exact: Model) -> Trace:
-    return exact.trace(TEXT)
 
 
 def motion(page: Page) -> Locator:
@@ -87,15 +82,12 @@ def tall(page: Page) -> list[float]:
 
     The height is measured in the first column of cells.
     """
-    column = (
-        motion(page)
-        .locator("canvas")
-        .evaluate(
-            """(canvas) => {
+    canvas = motion(page).locator("canvas")
+    column = canvas.evaluate(
+        """(canvas) => {
           const { data } = canvas.getContext("2d").getImageData(2, 0, 1, canvas.height);
           return [...data].filter((_, i) => i % 4 === 3);
         }"""
-        )
     )
     return [sum(column[ROW * r + 1 :][:TALL]) / 255 / TALL for r in range(1, len(names(page)) - 1)]
 
@@ -105,9 +97,7 @@ def test_every_moment_matches_the_trace(page: Page, trace: Trace) -> None:
     scaled = np.asarray(trace["attn_scores", LAYER][0, NUMBER, POSITION])
     weights = np.asarray(trace["pattern", LAYER][0, NUMBER, POSITION])
     products = q[POSITION] * k
-    assert names(page) == [
-        *("the gap", *trace.tokens[:POSITION], "___", *trace.tokens[POSITION + 1 :], "sum")
-    ]
+    assert names(page) == ["the gap", *shown_names(trace.tokens), "sum"]
     assert slider(page).input_value() == str(END)
     like(drawn(page)[-1], z[POSITION] / np.abs(v).max(), 3)
     assert figures(page)[0] == "weight"
@@ -127,9 +117,8 @@ def test_every_moment_matches_the_trace(page: Page, trace: Trace) -> None:
     to(page, 34)
     assert figures(page)[0] == "÷ √32"
     np.testing.assert_allclose([read(x) for x in figures(page)[1:-1]], scaled, atol=0.0052)
-    assert said(page).endswith(
-        f"sum to 100%. For {name}: {scaled[best]:.2f} → {weights[best]:.0%}."
-    )
+    told = f"sum to 100%. For {name}: {scaled[best]:.2f} → {weights[best]:.0%}."
+    assert said(page).endswith(told)
     to(page, 45)
     like(drawn(page)[1:-1], v / np.abs(v).max(), 3)
     to(page, 50)
@@ -193,8 +182,8 @@ def test_the_animation_can_be_stopped_and_moved_by_keyboard(page: Page) -> None:
         assert slider(page).input_value() == str(at)
 
 
-def test_reduced_motion_shows_the_end_at_once(quick: Visit, html: str, trace: Trace) -> None:
-    page = opened(quick, html)
+def test_reduced_motion_shows_the_end_at_once(lab_at: Visit, trace: Trace) -> None:
+    page = lab_at()
     page.emulate_media(reduced_motion="reduce")
     motion(page).scroll_into_view_if_needed()
     slider(page).evaluate(WATCH)
@@ -208,8 +197,8 @@ def test_reduced_motion_shows_the_end_at_once(quick: Visit, html: str, trace: Tr
     assert figures(page)[0] == "score"
 
 
-def test_the_animation_waits_until_it_is_in_view(quick: Visit, html: str) -> None:
-    page = ready(quick(opened_at(html, address(**STATE)), width=1280, height=420))
+def test_the_animation_waits_until_it_is_in_view(lab_at: Visit) -> None:
+    page = lab_at(height=420)
     page.evaluate("scrollTo(0, 0)")
     go(page, query=3)
     assert in_frames(page) == {0}
@@ -230,30 +219,24 @@ CASES: dict[str, tuple[list[Edit], str, str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_animation_marks_the_readers_edits(
-    quick: Visit, html: str, exact: Model, case: str
-) -> None:
+def test_the_animation_marks_the_readers_edits(lab_at: Visit, exact: Model, case: str) -> None:
     edits, marked, words = CASES[case]
-    page = opened(quick, html, edits=edits)
-    found = by_the_library(exact, list(exact.tokenize(TEXT).ids), edits)
-    weights = found.pattern[LAYER][NUMBER][POSITION]
+    page = lab_at(edits=edits)
+    weights = by_the_library(exact, TEXT, edits).pattern[LAYER][NUMBER][POSITION]
     shown = [0.0 if x == "hidden" else read(x) for x in figures(page)[1:-1]]
     np.testing.assert_allclose(shown, weights, atol=0.0051)
-    seen = []
+    seen = ""
     for at in (34, 36, END):
         to(page, at)
-        changed = motion(page).locator(".changed").all_inner_texts()
-        seen.append(" ".join(changed))
         for text in motion(page).locator(".changed").all():
+            seen += f"{text.inner_text()} "
             assert text.evaluate("node => getComputedStyle(node).color") == "rgb(169, 71, 0)"
-    assert marked in " ".join(seen)
-    assert words in " ".join(seen)
+    assert marked in seen
+    assert words in seen
 
 
-def test_all_but_the_eleven_largest_keys_share_one_row(
-    quick: Visit, html: str, exact: Model
-) -> None:
-    page = opened(quick, html, text=LONG, position=None, query=None)
+def test_all_but_the_eleven_largest_keys_share_one_row(lab_at: Visit, exact: Model) -> None:
+    page = lab_at(text=LONG, position=None, query=None)
     trace = exact.trace(LONG)
     size = len(trace.tokens)
     position = list(trace.tokens).index("[MASK]")
@@ -273,9 +256,8 @@ def test_all_but_the_eleven_largest_keys_share_one_row(
 
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])
-def test_the_animation_fits_the_window_and_passes_axe(quick: Visit, html: str, width: int) -> None:
-    hash_ = address(**STATE | {"tab": "heads"})
-    page = ready(quick(opened_at(html, hash_), width=width))
+def test_the_animation_fits_the_window_and_passes_axe(lab_at: Visit, width: int) -> None:
+    page = lab_at(width=width)
     for control in motion(page).locator("button, input").all():
         box: Any = control.bounding_box()
         assert min(box["width"], box["height"]) >= 44 - 0.5

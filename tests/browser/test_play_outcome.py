@@ -127,8 +127,7 @@ def check_headline(headline: str, cause: str, own: Expected, where: str = "") ->
     else:
         assert numbers[0] != numbers[1]
         says = f"it still says {after} (#, # before)"
-    assert len(numbers) == len(values)
-    assert all(map(is_percent, numbers, values))
+    assert all(is_percent(*pair) for pair in zip(numbers, values, strict=True))
     if says.startswith("it") and float(numbers[0].removeprefix("under ")[:-1]) < 10:
         cause, says = f"Not sure {cause[0].lower()}{cause[1:]}:", says
         ways = [cause, "Not sure with this change:", "Not sure with these changes:"]
@@ -146,8 +145,7 @@ def check_inside(page: Page, own: Expected, position: int) -> None:
     one, other = (resid[:, position] for resid in own.resid)
     cosines = (one * other).sum(-1) / np.sqrt((one**2).sum(-1) * (other**2).sum(-1))
     shown = similarities(page)
-    assert len(shown) == len(cosines)
-    assert all(map(is_written, shown, cosines))
+    assert all(is_written(*pair) for pair in zip(shown, cosines, strict=True))
     drawn = page.locator(".outcome-chart text:not(.dim)").all_text_contents()
     assert drawn == shown
     if page.locator(".outcome-chart .axis").count() == 2:
@@ -161,10 +159,8 @@ def check_inside(page: Page, own: Expected, position: int) -> None:
     moved = np.maximum(plain - changed, 0).sum(-1).mean(-1)
     heads = page.locator(".outcome-heads button")
     shares = heads.locator(".outcome-moved").all_inner_texts()
-    names = [
-        name.split(".") for name in heads.evaluate_all("all => all.map((one) => one.dataset.head)")
-    ]
-    own_shares = [moved[int(layer), int(head)] for layer, head in names]
+    names = heads.evaluate_all("all => all.map((one) => one.dataset.head.split('.').map(Number))")
+    own_shares = [moved[layer, head] for layer, head in names]
     assert all(map(is_percent, shares, own_shares))
     largest = np.sort(moved.ravel())[::-1]
     largest = largest[largest > 5e-4 + 1e-6][:5]
@@ -189,12 +185,11 @@ def test_each_story_is_told_with_the_librarys_numbers(
         check_words(page, own, edits)
         check_inside(page, own, position)
         ablate = list(map(tuple, story["ablate"]))
-        (before,) = model.predict(text, top_k=1)
-        (after,) = model.predict(text, top_k=1, hide=hide, ablate=ablate)
-        assert f" says {after[0][0]} (" in headline
-        assert f" instead of {before[0][0]} (" in headline
-        assert all(map(is_percent, skeleton(headline)[1], (after[0][1], before[0][1])))
-        assert (after[0][0], before[0][0]) == (story["after"]["word"], story["before"]["word"])
+        ((was, before),) = model.predict(text, 1)[0]
+        ((now, after),) = model.predict(text, 1, hide=hide, ablate=ablate)[0]
+        assert re.search(rf" says {now} \(.+ instead of {was} \(", headline)
+        assert all(map(is_percent, skeleton(headline)[1], (after, before)))
+        assert (now, was) == (story["after"]["word"], story["before"]["word"])
 
 
 def test_each_edit_alone_and_three_at_a_time(page: Page, exact: Model) -> None:
@@ -238,10 +233,8 @@ def test_the_headline_names_the_word_at_a_position_without_a_mask(page: Page, ex
     headline = follow(page, text, [], position)
     best = own.now.argmax()
     sure = own.now[best] >= 0.0995
-    assert skeleton(headline)[0] == (
-        f"{'Best guess' if sure else 'Not sure'} at riverbank: "
-        f"{'' if sure else 'the best guess is '}{own.words[best]}, #."
-    )
+    told = "Best guess at riverbank:" if sure else "Not sure at riverbank: the best guess is"
+    assert skeleton(headline)[0] == f"{told} {own.words[best]}, #."
     assert page.locator(".outcome h3").inner_text() == "The model's words for riverbank"
     check_words(page, own, [])
     edits: list[Edit] = [{"op": "ablate", "layer": 0}]

@@ -7,7 +7,7 @@ from playwright.sync_api import Page
 
 import qkv
 
-from .play import address, after, button, changed, chip, in_lab, opened_at, part, ready, rest, shown
+from .play import address, after, button, changed, chip, in_lab, part, ready, rest, shown
 from .playing import STATE, held, laid_out, open_tab
 from .support import Visit, tight
 from .test_page import problems
@@ -26,20 +26,11 @@ SEVERAL: list[dict[str, Any]] = [
     {"op": "causal"},
 ]
 DAMAGED = [
-    "#",
-    "#nonsense",
-    "#text=%ff%fe&edits=[",
-    "#edits=%5B%7B%22op%22%3A%22hide%22%2C%22token%22%3A99%7D%5D",
-    "#edits=%5B%7B%22op%22%3A%22__proto__%22%7D%5D",
-    "#edits=%5Bnull%5D",
-    "#edits=%7B%22op%22%3A%22hide%22%7D",
-    "#edits=%5B%7B%22op%22%3A%22masks%22%2C%22rows%22%3A%5B%5B0%2C0%2C1e9%5D%5D%7D%5D",
-    "#layer=17",
-    "#head=-1",
-    "#position=1.5",
-    "#tab=%22%3Cscript%3Ealert(1)%3C%2Fscript%3E%22",
-    "#inside=1",
-    f"#text={'a' * 100_001}",
+    *("#", "#nonsense", "#text=%ff%fe&edits=[", "#layer=17", "#head=-1", "#position=1.5"),
+    *("#inside=1", f"#text={'a' * 100_001}", address(tab="<script>alert(1)</script>")),
+    *(address(edits=edits) for edits in ([{"op": "hide", "token": 99}], [{"op": "__proto__"}])),
+    *(address(edits=edits) for edits in ([None], {"op": "hide"})),
+    address(edits=[{"op": "masks", "rows": [[0, 0, 1e9]]}]),
 ]
 # Returns the pairs of texts that overlap on a page, and the texts beyond the window's edge.
 OVERLAPS = """() => {
@@ -105,8 +96,8 @@ def test_one_click_changes_the_prediction_and_the_headline_says_so(visit: Visit,
     assert part(page, "headline").inner_text() == said
 
 
-def test_the_button_says_which_of_two_equal_words_it_hides(quick: Visit, html: str) -> None:
-    page = ready(quick(opened_at(html, address(text="The dog saw the dog run."))))
+def test_the_button_says_which_of_two_equal_words_it_hides(quick_at: Visit) -> None:
+    page = quick_at(text="The dog saw the dog run.")
     after(page, chip(page, "dog").nth(1).click)
     after(page, button(page, "Hide dog (2 of 2)").click)
     assert changed(page) == [{"op": "hide", "token": 5}]
@@ -115,8 +106,8 @@ def test_the_button_says_which_of_two_equal_words_it_hides(quick: Visit, html: s
     assert button(page, "Hide dog (1 of 2)").is_visible()
 
 
-def test_the_document_is_ready_only_after_painting(quick: Visit, html: str) -> None:
-    page = ready(quick(opened_at(html, "")))
+def test_the_document_is_ready_only_after_painting(quick_at: Visit) -> None:
+    page = quick_at()
     click = "(node) => { node.click(); return document.documentElement.dataset.qkv; }"
     assert button(page, "Look inside").evaluate(click) == "busy"  # painting takes long
     assert page.locator(".offer").evaluate(click) == "busy"
@@ -125,8 +116,8 @@ def test_the_document_is_ready_only_after_painting(quick: Visit, html: str) -> N
     assert part(page, "map").get_by_role("button", name="head 3.2").is_visible()
 
 
-def test_undo_gives_the_same_bits(visit: Visit, html: str) -> None:
-    page = ready(visit(opened_at(html, "")))
+def test_undo_gives_the_same_bits(visit_at: Visit) -> None:
+    page = visit_at()
     plain = shown(page)
     after(page, button(page, f"Hide {WORD}").click)
     once = shown(page)
@@ -144,10 +135,9 @@ def test_undo_gives_the_same_bits(visit: Visit, html: str) -> None:
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_an_address_opened_again_shows_the_same(visit: Visit, html: str, inside: bool) -> None:
-    edits = HIDDEN if not inside else SEVERAL
-    state = {"text": TEXT, "edits": edits, "layer": 2, "head": 1, "query": 1, "inside": inside}
-    page = ready(visit(opened_at(html, address(**state))))
+def test_an_address_opened_again_shows_the_same(visit_at: Visit, inside: bool) -> None:
+    edits = SEVERAL if inside else HIDDEN
+    page = visit_at(text=TEXT, edits=edits, layer=2, head=1, query=1, inside=inside)
     if inside:
         laid_out(page)
     assert chip(page, "oak").get_attribute("aria-label") == "oak, hidden"
@@ -156,15 +146,15 @@ def test_an_address_opened_again_shows_the_same(visit: Visit, html: str, inside:
     shared = page.get_by_label("The address of this view").input_value()
     button(page, "Close").last.click()
     button(page, "Close").click()
-    again = ready(visit(opened_at(html, "#" + shared.partition("#")[2])))
+    again = visit_at("#" + shared.partition("#")[2])
     if inside:
         laid_out(again)
     assert shown(again) == shown(page)
 
 
-def test_a_damaged_address_gives_the_plain_page(visit: Visit, html: str) -> None:
+def test_a_damaged_address_gives_the_plain_page(visit_at: Visit, visit: Visit, html: str) -> None:
     plain = shown(ready(visit(html)))
-    page = ready(visit(opened_at(html, DAMAGED[3])))
+    page = visit_at(DAMAGED[-1])
     rest(page)
     assert shown(page) == plain
     for hash_ in DAMAGED:
@@ -216,8 +206,8 @@ def test_an_address_is_written_once_all_is_drawn(page: Page) -> None:
     assert first == shown(page)
 
 
-def test_a_new_text_supersedes_the_one_that_runs(visit: Visit, html: str) -> None:
-    page = ready(visit(opened_at(html, "")))
+def test_a_new_text_supersedes_the_one_that_runs(visit_at: Visit) -> None:
+    page = visit_at()
     count = page.evaluate("runs.length")
     field = page.get_by_label("Your sentence")
     typed = ["A dog is a kind", "A dog is a kind of", "A dog is a kind of [MASK]."]
@@ -231,15 +221,10 @@ def test_a_new_text_supersedes_the_one_that_runs(visit: Visit, html: str) -> Non
     assert field.input_value() == typed[-1]
 
 
-def test_any_text_can_be_typed(quick: Visit, html: str) -> None:
-    page = ready(quick(opened_at(html, address(inside=True))))
-    for text, tokens in (
-        ("", 2),
-        ("...", 5),
-        ("\u65e5\u672c \U0001f600", 5),
-        ("word " * 90, 64),
-        ("a", 3),
-    ):
+def test_any_text_can_be_typed(quick_at: Visit) -> None:
+    page = quick_at(inside=True)
+    texts = {"": 2, "...": 5, "\u65e5\u672c \U0001f600": 5, "word " * 90: 64, "a": 3}
+    for text, tokens in texts.items():
         after(page, lambda to=text: page.get_by_label("Your sentence").fill(to))
         assert page.evaluate("runs.at(-1).found.tokens.length") == tokens
         assert part(page, "sentence").get_by_text("too long").is_visible() == (tokens == 64)
@@ -248,8 +233,8 @@ def test_any_text_can_be_typed(quick: Visit, html: str) -> None:
         assert tight(page)
 
 
-def test_a_new_text_keeps_the_edits_that_still_apply(quick: Visit, html: str) -> None:
-    page = ready(quick(opened_at(html, address(text=TEXT, edits=SEVERAL[:2]))))
+def test_a_new_text_keeps_the_edits_that_still_apply(quick_at: Visit) -> None:
+    page = quick_at(text=TEXT, edits=SEVERAL[:2])
     after(page, lambda: page.get_by_label("Your sentence").fill("Yesterday " + TEXT))
     assert chip(page, "oak").get_attribute("aria-label") == "oak, hidden"
     assert "head 3.2 removed" in part(page, "changes").inner_text()
@@ -258,8 +243,8 @@ def test_a_new_text_keeps_the_edits_that_still_apply(quick: Visit, html: str) ->
     assert "head 3.2 removed" in part(page, "changes").inner_text()
 
 
-def test_words_are_hidden_masked_swapped_and_put_back(quick: Visit, html: str) -> None:
-    page = ready(quick(opened_at(html, "")))
+def test_words_are_hidden_masked_swapped_and_put_back(quick_at: Visit) -> None:
+    page = quick_at()
     after(page, chip(page, "small").click)
     chosen = page.get_by_role("group", name="the chosen word")
     after(page, chosen.get_by_role("button", name="Hide", exact=True).click)
@@ -280,8 +265,8 @@ def test_words_are_hidden_masked_swapped_and_put_back(quick: Visit, html: str) -
     assert page.get_by_label("Your sentence").input_value() == expected
 
 
-def test_the_page_is_used_with_the_keys_alone(quick: Visit, html: str) -> None:
-    page = ready(quick(opened_at(html, "")))
+def test_the_page_is_used_with_the_keys_alone(quick_at: Visit) -> None:
+    page = quick_at()
     page.get_by_label("Your sentence").focus()
     page.keyboard.press("Enter")
     after(page, lambda: page.keyboard.press("Home"))
@@ -297,9 +282,8 @@ def test_the_page_is_used_with_the_keys_alone(quick: Visit, html: str) -> None:
 
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])
-def test_it_fits_the_window_and_passes_axe(quick: Visit, html: str, width: int) -> None:
-    hash_ = address(text=TEXT, edits=SEVERAL)
-    page = ready(quick(opened_at(html, hash_), width=width, height=800))
+def test_it_fits_the_window_and_passes_axe(quick_at: Visit, width: int) -> None:
+    page = quick_at(text=TEXT, edits=SEVERAL, width=width, height=800)
     check_layout(page)
     if width == 390:
         for tab in ("Links", "Heads", "Numbers", "Result"):

@@ -70,7 +70,7 @@ def test_the_python_of_each_change_gives_the_numbers_of_the_page(
         had: dict[str, Any] = {}
         exec(code, had)  # code from the page
         found, result = ask(page, TEXT, edits)
-        own = numbers(had["trace"], had["model"].num_layers)
+        own = numbers(had["model"], had["trace"])
         agree(result, own, weights=2e-6, others=1e-4)
         np.testing.assert_array_equal(had["pattern"], own.pattern[3, 2], name)
         assert had["trace"].ids == found["ids"], name

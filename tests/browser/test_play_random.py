@@ -13,7 +13,6 @@ from playwright.sync_api import Page
 from qkv.models import Model
 
 from .claims import check
-from .play import opened_at, ready
 from .support import Visit
 from .test_play_claims import SENTENCES, html, models, starts, with_gap
 
@@ -87,17 +86,17 @@ SETTLED = """async () => {
 
 @pytest.mark.parametrize("seed", range(WALKS))
 def test_a_random_walk_leaves_no_error_and_no_false_claim(
-    visit: Visit, html: str, seed: int, models: dict[str, Model], starts: dict[str, dict[str, Any]]
+    visit_at: Visit, seed: int, models: dict[str, Model], starts: dict[str, dict[str, Any]]
 ) -> None:
-    page = ready(visit(opened_at(html, "#model=decoder" if seed % 2 else "")))
+    page = visit_at("#model=decoder" if seed % 2 else "")
     walk(page, seed, ACTIONS, models, starts)
 
 
 @pytest.mark.parametrize("tab", ["sentence", "links", "heads", "steps", "result"])
 def test_a_decoder_without_a_text_makes_no_false_claim(
-    visit: Visit, html: str, tab: str, models: dict[str, Model], starts: dict[str, dict[str, Any]]
+    visit_at: Visit, tab: str, models: dict[str, Model], starts: dict[str, dict[str, Any]]
 ) -> None:
-    page = ready(visit(opened_at(html, f"#model=decoder&text=&inside=true&tab=%22{tab}%22")))
+    page = visit_at(f"#model=decoder&text=&inside=true&tab=%22{tab}%22")
     assert page.locator(".view").get_attribute("data-view") == "lab"
     assert check(page, models, starts) == []
 

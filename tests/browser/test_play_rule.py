@@ -12,7 +12,7 @@ from qkv.see.analysis.selection import PAGE
 from qkv.see.views.view import link_in_words
 from see.views.test_opening import FIRST, SECOND
 
-from .play import address, after, button, in_lab, opened_at, part, ready
+from .play import after, button, in_lab, part, ready
 from .playing import held, later, until
 from .support import Visit
 
@@ -65,28 +65,26 @@ def typed(page: Page, text: str) -> None:
     ids=["gaps", "others", "first", "more of them", "second", "more of these"],
 )
 def test_page_and_terminal_choose_the_same_head_and_say_the_same(
-    texts: list[str], quick: Visit, html: str, model: Model
+    texts: list[str], quick_at: Visit, model: Model
 ) -> None:
-    page = ready(quick(html))
+    page = quick_at()
     for text in texts:
         typed(page, text)
         if text:
             assert said(page) == by_python(text, model)
 
 
-def test_the_page_opens_on_the_head_of_its_text(quick: Visit, html: str, model: Model) -> None:
-    page = ready(quick(html))
+def test_the_page_opens_on_the_head_of_its_text(quick_at: Visit, model: Model) -> None:
+    page = quick_at()
     assert said(page) == by_python(qkv.play().text, model)
-    again = ready(quick(opened_at(html, address(text=SECOND[7]))))  # an address without a head
+    again = quick_at(text=SECOND[7])  # an address without a head
     assert said(again) == by_python(SECOND[7], model)
-    asked = ready(quick(opened_at(html, address(text=SECOND[7], layer=1, head=1))))
+    asked = quick_at(text=SECOND[7], layer=1, head=1)
     assert said(asked)[0] == "Head 1.1"
 
 
-def test_a_chosen_head_stays_until_the_rule_chooses_again(
-    quick: Visit, html: str, model: Model
-) -> None:
-    page = ready(quick(opened_at(html, address(inside=True, tab="heads"))))
+def test_a_chosen_head_stays_until_the_rule_chooses_again(quick_at: Visit, model: Model) -> None:
+    page = quick_at(inside=True, tab="heads")
     after(page, lambda: page.locator("[data-part=map] [data-head='2.3']").click())
     assert said(page) == ("Head 2.3", "You chose this head. Let the rule choose")
     typed(page, SECOND[7])
@@ -105,8 +103,8 @@ def test_a_chosen_head_stays_until_the_rule_chooses_again(
 POSITIONS = ("word before", "word after", "start of the text")
 
 
-def test_a_role_says_what_its_head_usually_does(quick: Visit, html: str) -> None:
-    page = ready(quick(opened_at(html, address(inside=True, layer=1, head=1))))
+def test_a_role_says_what_its_head_usually_does(quick_at: Visit) -> None:
+    page = quick_at(inside=True, layer=1, head=1)
     until(lambda: page.locator("[data-part=map] .role").count() > 0)
     title = part(page, "head").last.locator("h3")
     assert title.inner_text() == "Head 1.1 \N{MIDDLE DOT} usually attends to the word before"
@@ -125,9 +123,9 @@ def test_a_role_says_what_its_head_usually_does(quick: Visit, html: str) -> None
     ],
 )
 def test_a_role_of_gaps_is_shown_only_for_a_gap_that_can_have_it(
-    text: str, pairs: list[tuple[str, str]], quick: Visit, html: str, model: Model
+    text: str, pairs: list[tuple[str, str]], quick_at: Visit, model: Model
 ) -> None:
-    page = ready(quick(opened_at(html, address(text=text, inside=True, layer=3, head=2))))
+    page = quick_at(text=text, inside=True, layer=3, head=2)
     until(lambda: page.locator("[data-part=map] .role").count() > 0)
     of_gaps = {f"a gap in place of {one} usually attends to {other}" for one, other in pairs}
     roles = {"mixed", *of_gaps, *(f"usually attends to the {name}" for name in POSITIONS)}
@@ -149,13 +147,12 @@ def test_an_untrained_model_has_no_head_that_stands_out(quick: Visit, html: str)
         assert said(page)[1].startswith("No head stands out in this sentence, because the model")
 
 
-def test_the_query_of_the_chosen_link_is_selected(quick: Visit, html: str, model: Model) -> None:
-    page = ready(quick(html))
+def test_the_query_of_the_chosen_link_is_selected(quick_at: Visit, model: Model) -> None:
+    page = quick_at()
     for text in (SECOND[0], "He sat on the bank.", SECOND[13], GAPS[1]):
         typed(page, text)
-        link = qkv.show(text, model=model).head.link
-        assert link is not None
+        view = qkv.show(text, model=model)
         query = model.tokenize(text).tokens[held(page)["query"]]
-        assert query == qkv.show(text, model=model).shown.queries.tokens[link.query]
-    asked = ready(quick(opened_at(html, address(text=SECOND[0], query=1))))
+        assert query == view.shown.queries.tokens[view.head.link.query]
+    asked = quick_at(text=SECOND[0], query=1)
     assert held(asked)["query"] == 1

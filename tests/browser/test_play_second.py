@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 import qkv
 from qkv.models import Model
@@ -13,10 +13,10 @@ from qkv.see.draw.colours import THEMES
 
 from .edited import Edit, Result
 from .engine import by_the_library, shares
-from .outcome import is_percent, is_written, similarities
-from .play import address, after, button, in_lab, opened_at, part, ready, shown
+from .outcome import is_percent, is_written, rows, similarities
+from .play import after, button, chip, in_lab, part, shown
 from .playing import laid_out, open_tab, unfold, until
-from .support import Visit, drawn, press, read, readout
+from .support import CELLS, Visit, drawn, press, read, readout
 from .test_play_page import check_layout
 
 FIRST, SECOND = "She wore a crown on her [MASK].", "The old king wore a crown on his big [MASK]."
@@ -36,18 +36,20 @@ def html() -> str:
     return in_lab(qkv.play(FIRST)._document())
 
 
-def opened(visit: Visit, html: str, **state: Any) -> Page:
-    page = ready(visit(opened_at(html, address(**STATE | state))))
+def opened(quick_at: Visit, **state: Any) -> Page:
+    page = quick_at(**STATE | state)
     unfold(part(page, "second").locator("details"))
     return page
 
 
+@pytest.fixture
+def page(quick_at: Visit) -> Page:
+    return opened(quick_at)
+
+
 def table(page: Page) -> list[list[str]]:
     """Return a row per position of the common axis: its name, both weights, their difference."""
-    rows = part(page, "second").locator("details tbody tr")
-    return rows.evaluate_all(
-        "rows => rows.map((row) => [...row.children].map((x) => x.textContent))"
-    )
+    return part(page, "second").locator("details tbody tr").evaluate_all(CELLS)
 
 
 def lines_of(page: Page) -> list[str]:
@@ -55,8 +57,7 @@ def lines_of(page: Page) -> list[str]:
 
 
 def computed(model: Model, text: str, edits: list[Edit] | None = None) -> tuple[list[str], Result]:
-    tokens = model.tokenize(text)
-    return list(tokens.tokens), by_the_library(model, tokens.ids.tolist(), edits or [])
+    return list(model.tokenize(text).tokens), by_the_library(model, text, edits or [])
 
 
 def common(one: list[str], other: list[str]) -> int:
@@ -87,10 +88,7 @@ def check_row(page: Page, first: np.ndarray, second: np.ndarray) -> None:
             assert difference == NONE
 
 
-def test_both_stand_on_one_axis_with_the_librarys_numbers(
-    quick: Visit, html: str, exact: Model
-) -> None:
-    page = opened(quick, html)
+def test_both_stand_on_one_axis_with_the_librarys_numbers(page: Page, exact: Model) -> None:
     (one, first), (other, second) = computed(exact, FIRST), computed(exact, SECOND)
     there = other.index("[MASK]")
     assert [row[0] for row in table(page)] == NAMES
@@ -114,10 +112,7 @@ def test_both_stand_on_one_axis_with_the_librarys_numbers(
     assert readout(both.nth(2))["difference"] == NONE
 
 
-def test_similarities_and_differences_match_the_library(
-    quick: Visit, html: str, exact: Model
-) -> None:
-    page = opened(quick, html)
+def test_similarities_and_differences_match_the_library(page: Page, exact: Model) -> None:
     (one, first), (other, second) = computed(exact, FIRST), computed(exact, SECOND)
     there = other.index("[MASK]")
     vectors = first.resid[:, QUERY], second.resid[:, there]
@@ -125,7 +120,6 @@ def test_similarities_and_differences_match_the_library(
     cosines = (vectors[0] * vectors[1]).sum(-1) / (lengths[0] * lengths[1])
     own = part(page, "second")
     found = similarities(own)
-    assert len(found) == len(cosines)
     assert all(is_written(*pair) for pair in zip(found, cosines, strict=True))
     names = [row[0] for row in table(page)]
     at = [[names.index(name) for name in drawn(tokens)] for tokens in (one, other)]
@@ -140,20 +134,16 @@ def test_similarities_and_differences_match_the_library(
     for text, k in zip(own.locator(".outcome-moved").all_inner_texts(), order, strict=True):
         assert is_percent(text, moved.flat[k])
     probabilities = [shares(found.logits[[k]])[0] for found, k in ((first, QUERY), (second, there))]
-    for cells in own.locator(".outcome-words tbody tr").evaluate_all(
-        "rows => rows.map((row) => [...row.querySelectorAll('th, td:not(.outcome-cell)')]"
-        ".map((x) => x.textContent))"
-    ):
-        id = exact.tokenizer.vocabulary[cells[0]]
-        assert all(is_percent(cells[1 + k], probabilities[k][id]) for k in (0, 1)), cells
+    for row in rows(own):
+        id = exact.tokenizer.vocabulary[row.word]
+        assert is_percent(row.before, probabilities[0][id]), row
+        assert is_percent(row.now, probabilities[1][id]), row
     after(page, heads.first.click)
     assert best[0] in part(page, "head").locator("h3").first.inner_text()
     assert f"(head {best[0]})" in lines_of(page)[1]
 
 
-def test_edits_apply_to_both_sentences_where_possible(
-    quick: Visit, html: str, exact: Model
-) -> None:
+def test_edits_apply_to_both_sentences_where_possible(quick_at: Visit, exact: Model) -> None:
     edits = [
         {"op": "hide", "token": 4},
         {"op": "hide", "token": 1},
@@ -161,7 +151,7 @@ def test_edits_apply_to_both_sentences_where_possible(
         {"op": "scale", "value": 0.1},
         {"op": "row", "layer": 1, "head": 0, "query": 7, "weights": [0.1] * 10},
     ]
-    page = opened(quick, html, edits=edits)
+    page = opened(quick_at, edits=edits)
     other = exact.tokenize(SECOND).tokens
     fits = [
         {"op": "hide", "token": other.index("crown")},
@@ -174,10 +164,7 @@ def test_edits_apply_to_both_sentences_where_possible(
     assert "2 of your 5 changes do not fit" in part(page, "second").inner_text()
 
 
-def test_any_two_texts_are_aligned_by_what_they_share(
-    quick: Visit, html: str, model: Model
-) -> None:
-    page = opened(quick, html)
+def test_any_two_texts_are_aligned_by_what_they_share(page: Page, model: Model) -> None:
     field = page.get_by_label("A second sentence to compare")
     for text in ("on a a crown", "wore on her crown she a", "???", f"{FIRST} {FIRST}", FIRST, PAIR):
         after(page, lambda to=text: field.fill(to))
@@ -194,8 +181,8 @@ def test_any_two_texts_are_aligned_by_what_they_share(
     assert [row[0] for row in table(page)][1:6] == ["she / he", "wore", "a", "crown / hat", "on"]
 
 
-def test_a_second_sentence_can_be_added_shared_and_removed(visit: Visit, html: str) -> None:
-    page = ready(visit(opened_at(html, "")))
+def test_a_second_sentence_can_be_added_shared_and_removed(visit_at: Visit) -> None:
+    page = visit_at()
     assert not part(page, "second").is_visible()
     button(page, "Look inside").click()
     laid_out(page)
@@ -205,11 +192,11 @@ def test_a_second_sentence_can_be_added_shared_and_removed(visit: Visit, html: s
     field = page.get_by_label("A second sentence to compare")
     # "Look inside" unfolds parts of the page. The page may draw these parts only after the second
     # click. `after` may return as soon as they are drawn, so wait until the field has the text.
-    until(lambda: field.input_value() == FIRST)
-    until(lambda: field.evaluate("field => field.getRootNode().activeElement === field"))
+    expect(field).to_have_value(FIRST)
+    expect(field).to_be_focused()
     after(page, lambda: field.fill(SECOND))
     held = shown(page)
-    again = ready(visit(opened_at(html, page.evaluate("location.hash"))))
+    again = visit_at(page.evaluate("location.hash"))
     laid_out(again)
     assert shown(again).replace("Undo", "") == held.replace("Undo", "")
     assert again.get_by_label("A second sentence to compare").input_value() == SECOND
@@ -228,22 +215,15 @@ def comes_to_look_from(page: Page, queries: list[str]) -> None:
     until(lambda: [text.split(" attends to ")[0] for text in lines_of(page)] == queries)
 
 
-def test_queries_are_chosen_per_sentence_or_for_both(quick: Visit, html: str) -> None:
-    page = opened(quick, html)
+def test_queries_are_chosen_per_sentence_or_for_both(page: Page) -> None:
     sides = part(page, "second").locator(".side")
     sides.nth(1).get_by_role("option", name="king").click()
     comes_to_look_from(page, ["The gap", "king"])
     assert "wore" in part(page, "sentence").inner_text()
     sides.nth(0).get_by_role("option", name="wore").press("Enter")
     comes_to_look_from(page, ["wore", "king"])
-    assert (
-        sides.nth(0)
-        .get_by_role("option", name="wore")
-        .evaluate("x => x.getRootNode().activeElement === x")
-    )
-    page.get_by_role("listbox", name="words of the sentence").get_by_role(
-        "option", name="crown"
-    ).click()
+    expect(sides.nth(0).get_by_role("option", name="wore")).to_be_focused()
+    chip(page, "crown").click()
     comes_to_look_from(page, ["crown", "crown"])
     part(page, "second").locator(".both-maps .map").nth(2).focus()
     press(page, "ArrowDown", "Control+Home", *["ArrowDown"] * 8, "Enter")
@@ -251,19 +231,17 @@ def test_queries_are_chosen_per_sentence_or_for_both(quick: Visit, html: str) ->
 
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])
-def test_it_fits_the_window_and_passes_axe(quick: Visit, html: str, width: int) -> None:
-    state = address(**STATE, edits=[{"op": "hide", "token": 1}], tab="heads")
-    page = ready(quick(opened_at(html, state), width=width, height=800))
+def test_it_fits_the_window_and_passes_axe(quick_at: Visit, width: int) -> None:
+    edits = [{"op": "hide", "token": 1}]
+    page = quick_at(width=width, height=800, **STATE, edits=edits, tab="heads")
     laid_out(page)
     part(page, "second").locator(".both-maps").wait_for()
     check_layout(page)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_first_sentence_is_green_and_the_second_violet(
-    quick: Visit, html: str, theme: str
-) -> None:
-    page = opened(quick, html, theme=theme)
+def test_the_first_sentence_is_green_and_the_second_violet(quick_at: Visit, theme: str) -> None:
+    page = opened(quick_at, theme=theme)
     _, _, green, violet, *_ = THEMES[theme].lines
     own = part(page, "second")
     for k, colour in enumerate((green, violet)):

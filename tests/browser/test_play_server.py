@@ -17,9 +17,8 @@ from models import decoders
 from models.decoders import gpt2
 from models.small_models import CONFIGS, write_small
 from models.support import WORDS, mask_bert
-from qkv.models import Model
 
-from .edited import Edit, Result, run
+from .edited import Edit, run
 from .engine import agree, ask, by_the_library
 from .play import address, rest
 from .playing import open_head, open_tab
@@ -63,7 +62,7 @@ def serving(*arguments: str | Path) -> Iterator[str]:
 @pytest.fixture
 def open_served(chromium: Browser) -> Iterator[Open]:
     """A function that opens a server's page. Errors and requests to other hosts fail the test."""
-    complaints: list[str] = []
+    complaints, requested = list[str](), list[tuple[str, str]]()
     with ExitStack() as stack:
 
         def visit(*arguments: str | Path, width: int = 1280) -> Page:
@@ -74,18 +73,14 @@ def open_served(chromium: Browser) -> Iterator[Open]:
             page = context.new_page()
             page.set_default_timeout(60_000)
             page.on("pageerror", lambda error: complaints.append(str(error)))
-            page.on(
-                "request",
-                lambda asked: (
-                    asked.url.startswith((address, "data:")) or complaints.append(asked.url)
-                ),
-            )
+            page.on("request", lambda asked: requested.append((asked.url, address)))
             page.goto(f'{address}/#view="lab"')
             page.evaluate("qkv.model")
             return page
 
         yield visit
         assert complaints == []
+        assert [url for url, own in requested if not url.startswith((own, "data:"))] == []
 
 
 def painted(page: Page) -> str:
@@ -99,8 +94,7 @@ def test_an_encoder_of_twelve_layers(open_served: Open, tmp_path: Path) -> None:
     model = qkv.load(tmp_path, dtype=np.float64)
     page = open_served("--model", tmp_path)
     assert " guess" in painted(page)
-    assert "12 layers" in page.locator(".badge").inner_text()
-    assert "on the server" in page.locator(".badge").inner_text()
+    assert re.search("12 layers.* on the server", page.locator(".badge").inner_text())
     ids = model.tokenize(TEXT).ids.tolist()
     for edits in [[], *([edit] for edit in EDITS), EDITS[:3], EDITS[3:6], EDITS[4:]]:
         found, result = ask(page, TEXT, edits, at=[6, 1], layers=[1])
@@ -141,8 +135,8 @@ def test_a_decoder(open_served: Open, tmp_path: Path) -> None:
     own = [EDITS[0], {**EDITS[1], "query": 4}, *EDITS[2:5], row, {**EDITS[6], "with": "Ġthe"}]
     for edits in [[], *([edit] for edit in own), own[2:5], own[4:]]:
         _, result = ask(page, text, edits, at=[4])
-        trace = traced(model, ids, edits)
-        agree(result, trace, 1e-4, 1e-3)
+        expected = by_the_library(model, text, edits)
+        agree(result, expected._replace(logits=expected.logits[[4]]), 1e-4, 1e-3)
 
 
 def test_the_steps_of_a_served_decoder_match_the_trace(open_served: Open, tmp_path: Path) -> None:
@@ -159,27 +153,23 @@ def test_the_steps_of_a_served_decoder_match_the_trace(open_served: Open, tmp_pa
     rest(page)
     layer, _ = open_head(page)  # the head that the rule chose
     names = [text.split()[-1] for text in tabs.all_inner_texts()]
-    assert names == [
-        *("X", "N", "Q", "K", "V", "scores", "scaled", "masked", "weights", "context", "joined"),
-        *("out", "R", "N2", "mlp", "Y"),
-    ]
+    head = "Q K V scores scaled masked weights context joined"
+    assert names == f"X N {head} out R N2 mlp Y".split()
     assert own.locator("[role=tab].changed").count() == 0  # the mask is the model's own
     trace = model.trace(ids)
     traced_as = {"N": "ln1.hook_normalized", "N2": "ln2.hook_normalized", "Y": "hook_resid_post"}
     traced_as |= {"X": "hook_resid_pre", "out": "hook_attn_out", "R": "hook_resid_mid"}
-    for name in (*traced_as, "mlp"):
+    for name, traced in {**traced_as, "mlp": "hook_mlp_out"}.items():
         tabs.nth(names.index(name)).click()
         own.locator(".steps-view .map").first.focus()
         press(page, "ArrowDown", "Control+Home", "ArrowDown")
-        array = trace[f"blocks.{layer}.{traced_as.get(name, 'hook_mlp_out')}"][0]
+        number = float(trace[f"blocks.{layer}.{traced}"][0, 1, 0])
         shown = readout(own)[""].rpartition(" = ")[2]
-        assert read(shown) == pytest.approx(float(array[1, 0]), abs=2e-3), name
-    query = own.locator(".row-table th[scope=row]").count()
-    assert query == len(ids)
+        assert read(shown) == pytest.approx(number, abs=2e-3), name
     hidden = own.locator(".row-table td:nth-child(4)").all_text_contents()
-    position = int(page.evaluate("new URLSearchParams(location.hash.slice(1)).get('query') ?? -1"))
-    position = len(ids) - 1 if position < 0 else position
-    assert hidden == ["open" if key <= position else "hidden" for key in range(len(ids))]
+    position = page.evaluate("new URLSearchParams(location.hash.slice(1)).get('query')")
+    last = len(ids) - 1 if position is None else int(position)
+    assert hidden == ["open" if key <= last else "hidden" for key in range(len(ids))]
 
 
 def test_the_layers_of_a_model_without_mlps(open_served: Open, tmp_path: Path) -> None:
@@ -250,29 +240,6 @@ def test_the_temperature_of_a_model_with_its_own_scale(
         assert np.abs(mine - other["pattern", layer][0]).max() > 0.01
 
 
-def traced(model: Model, ids: list[int], edits: list[Edit]) -> Result:
-    """Return the library's numbers for a decoder, whose blocks pass on `resid_post`."""
-    found: dict[str, Any] = {}
-
-    class Kept:
-        dim, num_heads, num_layers = model.dim, model.num_heads, model.num_layers
-        tokenizer = model.tokenizer
-
-        def trace(self, *given: Any, **options: Any) -> Any:
-            found["trace"] = model.trace(*given, **options)
-            return Renamed()
-
-    class Renamed:
-        def __getitem__(self, name: Any) -> np.ndarray:
-            if isinstance(name, tuple) and name[0] == "normalized_resid_post":
-                name = ("resid_post", name[1])
-            return found["trace"][name]
-
-    # `by_the_library` needs only those attributes of a model that the class `Kept` also has
-    result = by_the_library(Kept(), ids, edits)  # type: ignore[arg-type]
-    return result._replace(logits=result.logits[[4]])
-
-
 def test_the_key_form_opens_a_model_that_guesses_no_words(
     open_served: Open, tmp_path: Path
 ) -> None:
@@ -296,17 +263,14 @@ def test_a_served_decoder_generates_what_the_library_does(
 ) -> None:
     model = decoders.writer(tmp_path, "a b", " the é the")
     page = open_served("--model", tmp_path)
-    options = {"max": 12}
-    new = page.evaluate("(options) => qkv.generate('a b', options)", options)
-    own = model.generate("a b", max_new_tokens=12)
-    assert (new["ids"], new["text"]) == (own.ids, str(own))
-    edits = [{"op": "hide", "token": 0}, {"op": "row", "layer": 0, "head": 1, "query": 2}]
-    edits[1]["weights"] = [0.5, 0.5, 0.0]
-    ask_edited = "([options, edits]) => qkv.generate('a b', options, edits)"
-    new = page.evaluate(ask_edited, [options, edits])
-    assert new["ids"] == model.generate("a b", max_new_tokens=12, edit=edits).ids
+    row = {"op": "row", "layer": 0, "head": 1, "query": 2, "weights": [0.5, 0.5, 0.0]}
+    generate = "edits => qkv.generate('a b', { max: 12 }, edits)"
+    for edits in ([], [{"op": "hide", "token": 0}, row]):
+        new = page.evaluate(generate, edits)
+        own = model.generate("a b", max_new_tokens=12, edit=edits)
+        assert (new["ids"], new["text"]) == (own.ids, str(own))
     patch = [{"op": "patch", "at": "z", "layer": 0, "from": "b a"}]
-    said = page.evaluate(f"{ask_edited}.catch(({{message}}) => message)", [options, patch])
+    said = page.evaluate(f"{generate}.catch(({{message}}) => message)", patch)
     assert said == 'generate: the server cannot generate with the edit "patch"; undo the edit first'
     page.get_by_label("Your sentence").fill("a b")
     part = page.locator("[data-part=writing]")

@@ -3,6 +3,7 @@
 import re
 import struct
 import tomllib
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,17 @@ from playwright.sync_api import Browser, Page, expect
 import qkv
 from qkv.models import Model
 
+from .engine import by_the_library, shares
 from .outcome import is_percent
-from .play import address, after, button, changed, opened_at, ready
+from .play import address, after, button, changed, ready
 from .support import Visit
+from .test_play_front import WRAPPED
 
 TEXT = "She drank a glass of [MASK]."
 HIDE = [{"op": "hide", "token": 4}]
 ROW = {"op": "row", "layer": 3, "head": 2, "query": 6, "weights": [0, 0, 1, 0, 0, 0, 0, 0, 0]}
+MASK = {"op": "mask", "query": 6, "key": 4}
 VALUE = {"op": "add", "at": "resid_pre", "layer": 2, "token": 4, "vector": [0.5] * 192}
-LONG = (
-    "The old [MASK] of the north looked at the small house and said that he had never been there."
-)
 # Each edit, and the order with which the card's headline begins.
 KINDS: list[tuple[list[dict[str, Any]], str]] = [
     (HIDE, "Hide glass"),
@@ -31,12 +32,9 @@ KINDS: list[tuple[list[dict[str, Any]], str]] = [
     ([{"op": "ablate", "layer": 3}], "Turn off the heads of layer 3"),
     ([{"op": "swap", "token": 4, "with": "plate"}], "Put plate in place of glass"),
     ([{"op": "causal"}], "Hide all later words"),
-    ([{"op": "mask", "query": 6, "key": 4}], "Hide glass from the gap"),
-    (
-        [{"op": "mask", "query": 6, "key": 4, "layer": 3, "head": 2}],
-        "Hide glass from the gap in head 3.2",
-    ),
-    ([{"op": "mask", "query": 6, "key": key} for key in (2, 4)], "Hide 2 links"),
+    ([MASK], "Hide glass from the gap"),
+    ([MASK | {"layer": 3, "head": 2}], "Hide glass from the gap in head 3.2"),
+    ([MASK | {"key": key} for key in (2, 4)], "Hide 2 links"),
     ([{"op": "scale", "value": 0.0442}], "Use attention temperature 4.00"),
     ([ROW], "Set a row of weights in head 3.2"),
     ([VALUE], "Take the residual stream before layer 2 at glass plus a vector"),
@@ -71,26 +69,22 @@ def share(page: Page) -> str:
     """Open the part for sharing, record the texts of the card, and return what it says."""
     page.evaluate(DRAWN)
     button(page, "Share").click()
-    label = page.locator(".share .card").get_attribute("aria-label")
-    assert label
-    return label
+    return str(page.locator(".share .card").get_attribute("aria-label"))
 
 
 def best(model: Model, text: str, edits: list[dict[str, Any]]) -> tuple[str, float]:
     """Return the likeliest word at the gap or, for a decoder, after the text."""
     if not model.generates:
         return model.predict(text, 1, edit=edits)[0][0]
-    logits = model.trace(text, logits=True, edit=edits)["logits"][0, -1]
-    shares = (logits - logits.max()).astype("float64")
-    shares = 2.718281828459045**shares
-    return model.decode([int(logits.argmax())]).strip(), float(shares.max() / shares.sum())
+    found = shares(by_the_library(model, text, edits).logits)[-1]
+    return model.decode([int(found.argmax())]).strip(), found.max()
 
 
 @pytest.mark.parametrize(("edits", "order"), KINDS, ids=[order for _, order in KINDS])
 def test_the_card_has_a_true_headline_for_each_kind_of_change(
-    quick: Visit, html: str, exact: Model, edits: list[dict[str, Any]], order: str
+    quick_at: Visit, exact: Model, edits: list[dict[str, Any]], order: str
 ) -> None:
-    page = ready(quick(opened_at(html, address(view="front", text=TEXT, edits=edits))))
+    page = quick_at(view="front", text=TEXT, edits=edits)
     label = share(page)
     (was, before), (now, share_) = (best(exact, TEXT, some) for some in ([], edits))
     effect = f"it still says {now}" if was == now else f"{was} becomes {now}"
@@ -98,35 +92,37 @@ def test_the_card_has_a_true_headline_for_each_kind_of_change(
     assert label.startswith(f"{headline} She drank a glass of {was} (")
     texts = [text for text, *_ in page.evaluate("drawn")]
     assert "".join(texts).replace(" ", "").startswith(headline.replace(" ", ""))
+    shown = [text.removeprefix("not sure, ") for text in texts if re.search(r"\d%$", text)]
     for word, value in ((was, before), (now, share_)):
-        shown = [text for text in texts if re.search(r"\d%$", text)]
         assert word in texts
-        assert any(is_percent(text.removeprefix("not sure, "), value) for text in shown)
-    hidden = [edit["token"] for edit in edits if edit["op"] == "hide"]
-    assert label.count("(hidden)") == len(hidden)
+        assert any(is_percent(text, value) for text in shown)
+    assert label.count("(hidden)") == sum(edit["op"] == "hide" for edit in edits)
 
 
-def test_a_card_without_changes_tells_the_guess(quick: Visit, html: str, exact: Model) -> None:
-    page = ready(quick(opened_at(html, "")))
+def test_a_card_without_changes_tells_the_guess(quick_at: Visit, exact: Model) -> None:
+    page = quick_at()
     word, value = best(exact, TEXT, [])
-    found = re.fullmatch(
-        r"Best guess: (\w+), (.+%)\. She drank a glass of (\w+) \((.+%)\)\.", share(page)
-    )
-    assert found
-    assert found[1] == found[3] == word
-    assert is_percent(found[2], value)
-    assert is_percent(found[4], value)
+    headline, said = rf"Best guess: {word}, (.+%)\.", rf"She drank a glass of {word} \((.+%)\)\."
+    numbers = re.fullmatch(f"{headline} {said}", share(page)).groups()
+    assert all(is_percent(one, value) for one in numbers)
     expect(page.locator(".share .asks")).to_be_hidden()  # nobody can guess what is on the page
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(
     "text",
-    [TEXT, LONG, f"{'Very ' * 50}{TEXT}", "שלום עולם [MASK] טוב.", f"{'W' * 300} [MASK].", ""],
+    [
+        TEXT,
+        WRAPPED[1],
+        f"{'Very ' * 50}{TEXT}",
+        "שלום עולם [MASK] טוב.",
+        f"{'W' * 300} [MASK].",
+        "",
+    ],
 )
-def test_everything_on_a_card_is_inside_it(visit: Visit, html: str, text: str, scheme: str) -> None:
-    state = {"view": "front", "text": text, "edits": HIDE[: len(text.split()) > 4]}
-    page = ready(visit(opened_at(html, address(**state)), scheme=scheme))
+def test_everything_on_a_card_is_inside_it(visit_at: Visit, text: str, scheme: str) -> None:
+    edits = HIDE[: len(text.split()) > 4]
+    page = visit_at(scheme=scheme, view="front", text=text, edits=edits)
     share(page)
     drawn = page.evaluate("drawn")
     assert drawn
@@ -134,10 +130,9 @@ def test_everything_on_a_card_is_inside_it(visit: Visit, html: str, text: str, s
         assert said
         assert 20 <= left <= right <= 1180, said
         assert 20 <= y <= 620, said
-    for one in drawn:  # no two texts overlap
-        for other in drawn:
-            beside = one[2] <= other[1] + 1 or other[2] <= one[1] + 1
-            assert one is other or beside or abs(one[3] - other[3]) >= 14, (one, other)
+    for one, other in combinations(drawn, 2):  # no two texts overlap
+        beside = one[2] <= other[1] + 1 or other[2] <= one[1] + 1
+        assert beside or abs(one[3] - other[3]) >= 14, (one, other)
     if text.count("[MASK]") and len(text) > 1:
         assert any(said.endswith("%") for said, *_ in drawn)  # the guess, also of a long sentence
     with page.expect_download() as saved:
@@ -188,11 +183,9 @@ def shared(page: Page) -> str:
 
 
 @pytest.mark.parametrize("answer", ["milk", "  TEA ", ""])
-def test_a_dare_asks_first_and_then_answers(
-    visit: Visit, html: str, exact: Model, answer: str
-) -> None:
-    page = ready(visit(opened_at(html, address(view="lab", text=TEXT, edits=HIDE, inside=True))))
-    page = ready(visit(opened_at(html, shared(page))))
+def test_a_dare_asks_first_and_then_answers(visit_at: Visit, exact: Model, answer: str) -> None:
+    page = visit_at(view="lab", text=TEXT, edits=HIDE, inside=True)
+    page = visit_at(shared(page))
     (was, _), (now, _) = (best(exact, TEXT, some) for some in ([], HIDE))
     assert (was, now) == ("wine", "tea")
     expect(page.locator(".front h2")).to_have_text("What will it say without glass?")
@@ -220,10 +213,10 @@ def test_a_dare_asks_first_and_then_answers(
     expect(verdict).to_be_hidden()  # this answer belongs to the state before
 
 
-def test_a_dare_of_the_decoder(visit: Visit, html: str) -> None:
+def test_a_dare_of_the_decoder(visit_at: Visit) -> None:
     edits = [{"op": "ablate", "layer": 0}]
     state = address(view="front", text="She opened the door and", edits=edits)
-    page = ready(visit(opened_at(html, f"#model=decoder&{state[1:]}&dare=true")))
+    page = visit_at(f"#model=decoder&{state[1:]}&dare=true")
     expect(page.locator(".front h2")).to_have_text("What will it say without the heads of layer 0?")
     after(page, button(page, "See the answer").click)
     model = qkv.load("books-decoder", dtype="float64")
@@ -240,8 +233,8 @@ def test_a_dare_of_the_decoder(visit: Visit, html: str) -> None:
         address(view="front", text=TEXT, edits=HIDE, dare=False),
     ],
 )
-def test_other_addresses_ask_nothing(visit: Visit, html: str, hash_: str) -> None:
-    page = ready(visit(opened_at(html, hash_)))
+def test_other_addresses_ask_nothing(visit_at: Visit, hash_: str) -> None:
+    page = visit_at(hash_)
     assert guess(page) == ("tea" if "hide" in hash_ else "wine")
     expect(page.locator(".front h2")).to_contain_text("Hide a word")
     button(page, "Share").click()

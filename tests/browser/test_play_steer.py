@@ -10,12 +10,12 @@ from playwright.sync_api import Locator, Page
 import qkv
 from qkv.models import Model
 
-from .edited import Edit, Result
-from .engine import agree, by_the_library, numbers, unpacked
+from .edited import Edit
+from .engine import agree, by_the_library, result_of, shares
 from .outcome import expected, is_percent
-from .play import address, after, button, changed, in_lab, opened_at, part, ready, shown
+from .play import address, after, at, button, changed, in_lab, part, ready, shown
 from .playing import laid_out, later
-from .support import Visit, read
+from .support import CELLS, Visit, read
 from .test_families import small
 from .test_page import problems
 from .test_play_outcome import check_headline, check_words
@@ -24,6 +24,7 @@ from .test_play_server import Open, open_served
 
 TEXT, OTHER = "She wore a crown on her [MASK].", "He wore a hat on his [MASK]."  # 10 tokens
 LONGER = "He wore a hat on his big [MASK]."
+DECODED = "the cat sat on the bank"
 SEA, KING = "The sea is wide.", "The king was rich and old."
 __all__ = ["open_served"]  # a fixture
 POSITION, LAYER, HEAD = 7, 2, 3
@@ -46,8 +47,8 @@ def html() -> str:
 
 
 @pytest.fixture
-def page(quick: Visit, html: str) -> Page:
-    return ready(quick(opened_at(html, address(**STATE))))
+def page(quick_at: Visit) -> Page:
+    return quick_at(**STATE)
 
 
 def own(page: Page) -> Locator:
@@ -90,19 +91,10 @@ def strength(page: Page, *values: float) -> None:
 
 def is_the_librarys(page: Page, model: Model, edits: list[Edit]) -> None:
     """Check that the page's last run has these edits and the library's numbers."""
-    made, size, pattern, resid, logits = page.evaluate(LAST)
+    made, *arrays = page.evaluate(LAST)
     assert made == edits == changed(page)
-    trace = model.trace(TEXT, logits=True, edit=edits)
-    own_ = numbers(trace, model.num_layers)
-    heads = np.array([[unpacked(head) for head in layer] for layer in pattern])
-    found = Result(
-        heads.reshape(*heads.shape[:2], size, size),
-        np.array([unpacked(one).reshape(size, -1) for one in resid]),
-        unpacked(logits).reshape(1, -1),
-        [],
-    )
-    agree(found, own_._replace(logits=own_.logits[POSITION : POSITION + 1]), 2e-6, 1e-4)
-    plain = numbers(model.trace(TEXT, logits=True), model.num_layers)
+    own_, plain = by_the_library(model, TEXT, edits), by_the_library(model, TEXT)
+    agree(result_of(*arrays), own_._replace(logits=own_.logits[[POSITION]]), 2e-6, 1e-4)
     assert np.abs(own_.resid - plain.resid).max() > 1e-3
 
 
@@ -114,6 +106,12 @@ def direction(model: Model, layer: int, word: str, away: str) -> np.ndarray:
         resid = model.trace(tokens.ids)["resid_pre", layer][0]
         means.append(resid[~np.array(tokens.special)].mean(0))
     return np.asarray(means[0] - means[1] if away else means[0])
+
+
+def is_along(edit: Edit, model: Model, word: str, away: str) -> None:
+    """Check that an edit of layer 1 adds 6 times the direction."""
+    way = 6 * direction(model, 1, word, away)
+    np.testing.assert_allclose(edit["vector"], way, rtol=6e-4, atol=1e-5)
 
 
 PATCHES: list[Edit] = [
@@ -157,15 +155,10 @@ def test_one_press_patches_where_the_sentences_differ(page: Page, exact: Model) 
     write(page, OTHER)
     said = "Both have 10 tokens. They differ at position 1 (she / he), 4"
     assert own(page).get_by_text(said).is_visible()
-    differ = own(page).locator(".cut .differs").all_inner_texts()
-    assert differ == ["she", "crown", "her", "he", "hat", "his"]
-    edges = (
-        own(page)
-        .locator(".cut .differs")
-        .evaluate_all(
-            "all => all.map((one) => getComputedStyle(one).boxShadow.match(/rgb\\(.*?\\)/)[0])"
-        )
-    )
+    differ = own(page).locator(".cut .differs")
+    assert differ.all_inner_texts() == ["she", "crown", "her", "he", "hat", "his"]
+    edge = "getComputedStyle(one).boxShadow.match(/rgb\\(.*?\\)/)[0]"
+    edges = differ.evaluate_all(f"all => all.map((one) => {edge})")
     assert len(set(edges[:3])) == len(set(edges[3:])) == 1  # each sentence has its own hue
     assert edges[0] != edges[3]
     after(page, button(page, "Patch").click)
@@ -173,9 +166,8 @@ def test_one_press_patches_where_the_sentences_differ(page: Page, exact: Model) 
     is_the_librarys(page, exact, [edit])
     quoted = f"\N{LEFT DOUBLE QUOTATION MARK}{OTHER}\N{RIGHT DOUBLE QUOTATION MARK}"
     words = f"the residual stream before layer {LAYER} at She as in {quoted}"
-    assert (
-        part(page, "changes").locator(".changed").inner_text() == f"{words}\N{MULTIPLICATION SIGN}"
-    )
+    listed = part(page, "changes").locator(".changed").inner_text()
+    assert listed == f"{words}\N{MULTIPLICATION SIGN}"
     headline = part(page, "headline").inner_text()
     check_headline(headline, f"With {words}", expected(exact, TEXT, [edit], POSITION))
     pick(page, "At", 4)
@@ -189,19 +181,10 @@ def test_one_press_patches_where_the_sentences_differ(page: Page, exact: Model) 
 
 def test_sentences_of_different_lengths_cannot_be_patched(page: Page) -> None:
     write(page, LONGER)
-    assert (
-        own(page)
-        .get_by_text("Your sentence has 10 tokens, and the other sentence has 11:")
-        .is_visible()
-    )
+    said = "Your sentence has 10 tokens, and the other sentence has 11:"
+    assert own(page).get_by_text(said).is_visible()
     assert button(page, "Patch").is_disabled()
-    rows = (
-        own(page)
-        .locator(".cut tbody tr")
-        .evaluate_all(
-            "rows => rows.map((row) => [...row.children].map((cell) => cell.textContent))"
-        )
-    )
+    rows = own(page).locator(".cut tbody tr").evaluate_all(CELLS)
     gap, end = "\N{EN DASH}", ["___", ".", "[SEP]"]
     assert rows == [
         ["yours", "[CLS]", "she", "wore", "a", "crown", "on", "her", gap, gap, *end],
@@ -216,18 +199,17 @@ def test_sentences_of_different_lengths_cannot_be_patched(page: Page) -> None:
 def test_a_text_of_another_length_removes_the_patch(page: Page, exact: Model) -> None:
     write(page, OTHER)
     after(page, button(page, "Patch").click)
-    after(page, lambda: page.get_by_label("Your sentence").fill("She wore a gown on her [MASK]."))
+    field, longer = page.get_by_label("Your sentence"), "She wore a gown on her old [MASK]."
+    after(page, lambda: field.fill("She wore a gown on her [MASK]."))
     assert [edit["op"] for edit in changed(page)] == ["patch"]
-    after(
-        page, lambda: page.get_by_label("Your sentence").fill("She wore a gown on her old [MASK].")
-    )
+    after(page, lambda: field.fill(longer))
     assert changed(page) == []
-    assert page.get_by_label("Your sentence").input_value() == "She wore a gown on her old [MASK]."
+    assert field.input_value() == longer
     assert not page.locator(".trouble").is_visible()
 
 
-def test_the_second_sentence_of_the_page_can_be_taken(quick: Visit, html: str) -> None:
-    page = ready(quick(opened_at(html, address(**STATE, second=OTHER))))
+def test_the_second_sentence_of_the_page_can_be_taken(quick_at: Visit) -> None:
+    page = quick_at(**STATE, second=OTHER)
     button(page, "Patch from another sentence").click()
     button(page, "Use the second sentence").click()
     own(page).get_by_text("Both have 10 tokens").wait_for()
@@ -239,7 +221,7 @@ def test_a_vector_steers_and_its_strength_can_be_moved(page: Page, exact: Model)
     towards(page, SEA, KING)
     way = direction(exact, LAYER, SEA, KING)
     length = float(np.linalg.norm(2 * way))
-    stream = by_the_library(exact, exact.tokenize(TEXT).ids.tolist(), []).resid[LAYER]
+    stream = by_the_library(exact, TEXT).resid[LAYER]
     usual = float(np.linalg.norm(stream, axis=-1).mean())
     said = f"The vector has length {length:.2f}. The residual stream before this layer has length "
     said += f"{usual:.2f}"
@@ -263,9 +245,7 @@ def test_a_vector_steers_and_its_strength_can_be_moved(page: Page, exact: Model)
     after(page, lambda: pick(page, "Before layer", 1))
     (edit,) = changed(page)
     assert edit["layer"] == 1
-    np.testing.assert_allclose(
-        edit["vector"], 6 * direction(exact, 1, SEA, KING), rtol=6e-4, atol=1e-5
-    )
+    is_along(edit, exact, SEA, KING)
     after(page, lambda: pick(page, "At", 4))
     (edit,) = changed(page)
     assert edit["token"] == 4
@@ -273,9 +253,7 @@ def test_a_vector_steers_and_its_strength_can_be_moved(page: Page, exact: Model)
     towards(page, "joy")
     after(page, button(page, "Steer").click)
     (edit,) = changed(page)
-    np.testing.assert_allclose(
-        edit["vector"], 6 * direction(exact, 1, "joy", ""), rtol=6e-4, atol=1e-5
-    )
+    is_along(edit, exact, "joy", "")
     after(page, part(page, "changes").locator(".changed button").click)
     assert changed(page) == []
 
@@ -300,10 +278,8 @@ def test_steering_is_undone_step_by_step(page: Page) -> None:
     assert page.get_by_label("Towards").input_value() == SEA  # kept for another use
 
 
-def test_an_address_with_a_vector_opens_the_same_page(
-    visit: Visit, html: str, exact: Model
-) -> None:
-    page = ready(visit(opened_at(html, address(**STATE))))
+def test_an_address_with_a_vector_opens_the_same_page(visit_at: Visit, exact: Model) -> None:
+    page = visit_at(**STATE)
     write(page, OTHER)
     after(page, button(page, "Patch").click)
     towards(page, SEA, KING)
@@ -314,7 +290,7 @@ def test_an_address_with_a_vector_opens_the_same_page(
     assert len(page.url) < 4000
     button(page, "Steer towards a word").click()  # fold the panel, as when a page opens
     laid_out(page)
-    again = ready(visit(opened_at(html, "#" + page.url.partition("#")[2])))
+    again = visit_at("#" + page.url.partition("#")[2])
     laid_out(again)
     assert changed(again) == changed(page)
     assert shown(again).replace("Undo", "") == shown(page).replace("Undo", "")
@@ -332,36 +308,33 @@ def test_an_address_with_a_vector_opens_the_same_page(
     np.testing.assert_allclose(edit["vector"], np.array(before[1]["vector"]) / 2, rtol=2e-3)
 
 
-def test_the_page_warns_of_a_long_address(quick: Visit, html: str) -> None:
+def test_the_page_warns_of_a_long_address(quick_at: Visit) -> None:
     edit = {"op": "add", "at": "mlp_out", "layer": 1, "vector": [0.1234] * 192}
-    page = ready(quick(opened_at(html, address(**STATE, edits=[edit] * 5))))
+    page = quick_at(**STATE, edits=[edit] * 5)
     assert not own(page).get_by_text("characters long").is_visible()
     many = [edit | {"layer": i % 4} for i in range(20)]
-    page = ready(quick(opened_at(html, address(**STATE, edits=many))))
+    page = quick_at(**STATE, edits=many)
     said = own(page).get_by_text("characters long").inner_text()
     assert read(said.split(" now ")[1].split(" ")[0]) == pytest.approx(len(page.url), abs=200)
     assert len(changed(page)) == 20
 
 
-def test_a_damaged_steer_gives_the_plain_page(quick: Visit, html: str) -> None:
+def test_a_damaged_steer_gives_the_plain_page(quick_at: Visit) -> None:
     for steer in (1, {"towards": "sea"}, {"towards": "sea", "away": "", "strength": "2"}):
-        page = ready(quick(opened_at(html, address(**STATE | {"layer": 0}, steer=steer))))
+        page = quick_at(**STATE | {"layer": 0}, steer=steer)
         button(page, "Look inside").wait_for()  # as if the URL contained no state
 
 
 def test_a_decoder_is_patched_and_steered(visit: Visit, tmp_path: Path) -> None:
     half, model = small(tmp_path, "gpt2")
-    qkv.play("the cat sat on the bank", model=half).to_html(tmp_path / "play.html")
-    html = (tmp_path / "play.html").read_text("utf-8")
-    state = {"text": "the cat sat on the bank", "inside": True, "tab": "steps"}
-    page = ready(visit(opened_at(html, address(**state))))
-    decoder_or_served(page, model)
+    html = qkv.play(DECODED, model=half)._document()
+    decoder_or_served(at(visit, html, text=DECODED, inside=True, tab="steps"), model)
 
 
 def test_a_served_model_is_patched_and_steered(open_served: Open, tmp_path: Path) -> None:
     _, model = small(tmp_path, "llama")
     page = ready(open_served("--model", tmp_path / "half"))
-    hash_ = address(text="the cat sat on the bank", inside=True, tab="steps")
+    hash_ = address(text=DECODED, inside=True, tab="steps")
     after(page, lambda: page.evaluate("hash => { location.hash = hash; }", hash_))
     decoder_or_served(page, model)
 
@@ -390,16 +363,14 @@ def decoder_or_served(page: Page, model: Model) -> None:
     }
     way = direction(model, add["layer"], "dog", "cat")
     np.testing.assert_allclose(add["vector"], 2 * way, rtol=1e-3, atol=1e-4)
-    trace = model.trace("the cat sat on the bank", logits=True, edit=edits)
-    probabilities = np.exp(trace["logits"][0, -1] - trace["logits"][0, -1].max())
-    probabilities /= probabilities.sum()
+    best = shares(by_the_library(model, DECODED, edits).logits)[-1].max()
     row = part(page, "outcome").locator(".outcome-words tbody tr").first
-    assert is_percent(row.locator(".outcome-now").inner_text(), probabilities.max())
+    assert is_percent(row.locator(".outcome-now").inner_text(), best)
 
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])
-def test_both_panels_fit_the_window_and_pass_axe(quick: Visit, html: str, width: int) -> None:
-    page = ready(quick(opened_at(html, address(**STATE)), width=width))
+def test_both_panels_fit_the_window_and_pass_axe(quick_at: Visit, width: int) -> None:
+    page = quick_at(width=width, **STATE)
     laid_out(page)
     write(page, LONGER)
     check_panel(page)
@@ -415,9 +386,8 @@ def test_both_panels_fit_the_window_and_pass_axe(quick: Visit, html: str, width:
 def check_panel(page: Page) -> None:
     check_layout(page, "steer")
     assert problems(page, "changes") == []
-    controls = own(page).locator("button, select, input").filter(visible=True)
-    sizes = controls.evaluate_all("all => all.map((one) => one.getBoundingClientRect().height)")
-    assert min(sizes) >= 44
     panel = own(page).locator(".steer-panel").filter(visible=True).bounding_box()
-    rights = controls.evaluate_all("all => all.map((one) => one.getBoundingClientRect().right)")
-    assert max(rights) <= panel["x"] + panel["width"]
+    for control in own(page).locator("button, select, input").filter(visible=True).all():
+        box = control.bounding_box()
+        assert box["height"] >= 44
+        assert box["x"] + box["width"] <= panel["x"] + panel["width"]

@@ -1,6 +1,7 @@
 """Tests of the story behind the guess: eight steps in one frame, with the library's numbers."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -36,8 +37,8 @@ def html() -> str:
 
 
 @pytest.fixture
-def page(quick: Visit, html: str) -> Page:
-    return still(quick(opened_at(html, '#view="story"')))
+def page(quick_at: Visit) -> Page:
+    return still(quick_at('#view="story"'))
 
 
 def still(page: Page) -> Page:
@@ -97,7 +98,7 @@ def test_each_step_shows_the_librarys_numbers(page: Page, exact: Model) -> None:
     assert f"This is head {layer}.{head}, one of {len(squares.all())}." in says(page)
     top = int(row.argmax())
     for square in squares.all():
-        own_layer, own_head = divmod(int(square.get_attribute("data-head") or 0), exact.num_heads)
+        own_layer, own_head = divmod(int(square.get_attribute("data-head")), exact.num_heads)
         own = float(square.evaluate("(square) => square.style.getPropertyValue('--share')"))
         assert own == pytest.approx(trace["pattern", own_layer][0, own_head, 6, top], abs=1e-4)
     expect(at(page, HEADS).locator("p")).to_contain_text(f"weight on {trace.tokens[top]}.")
@@ -110,8 +111,8 @@ def test_each_step_shows_the_librarys_numbers(page: Page, exact: Model) -> None:
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
-def test_the_slider_shows_the_guess_after_each_layer(visit: Visit, html: str, side: str) -> None:
-    page = still(visit(opened_at(html, f'#model={side}&view="story"')))
+def test_the_slider_shows_the_guess_after_each_layer(visit_at: Visit, side: str) -> None:
+    page = still(visit_at(f'#model={side}&view="story"'))
     model = qkv.load("books" if side == "encoder" else "books-decoder", dtype=np.float64)
     text = TEXT if side == "encoder" else "She opened the door and"
     words, probabilities = lens_of(model, text, 6 if side == "encoder" else -1)
@@ -141,13 +142,12 @@ def test_the_guess_is_out_of_sight_until_the_layers_tell_it(page: Page) -> None:
 
 @pytest.mark.parametrize("size", [(390, 844), (1280, 800), (1920, 1080)])
 @pytest.mark.parametrize(
-    "hash_", ["", f"#text={LONG}", "#model=decoder"], ids=["usual", "long", "decoder"]
+    "hash_", ["#model=encoder", f"#text={LONG}", "#model=decoder"], ids=["usual", "long", "decoder"]
 )
 def test_nothing_jumps_between_the_steps(
-    visit: Visit, html: str, hash_: str, size: tuple[int, int]
+    visit_at: Visit, hash_: str, size: tuple[int, int]
 ) -> None:
-    hash_ = f'{hash_ or "#model=encoder"}&view="story"'
-    page = still(visit(opened_at(html, hash_), width=size[0], height=size[1]))
+    page = still(visit_at(f'{hash_}&view="story"', width=size[0], height=size[1]))
     page.locator(".story").wait_for()
     frames = []
     for step in range(STEPS):
@@ -197,9 +197,7 @@ def test_the_reader_drags_the_query_from_word_to_word(page: Page, exact: Model) 
         words = [t for t in range(1, 7) if t not in (token, 6)]
         most = max(words, key=lambda t: row[token, t])
         found = re.fullmatch(r"(.+) attends most to (\w+) ([^,;]+).*, in head 3\.2", lines(page))
-        assert found
-        assert found[1] == name
-        assert found[2].lower() == trace.tokens[most]
+        assert (found[1], found[2].lower()) == (name, trace.tokens[most])
         assert is_percent(found[3], row[token, most])
         expect(page.locator(".story .asks")).to_have_count(1)
         expect(page.locator(".motion-rows .query")).to_contain_text(name)
@@ -255,14 +253,12 @@ def test_the_slider_and_the_squares_choose_a_head(page: Page, exact: Model) -> N
     after(page, lambda: page.locator(".story .control input").fill("8"))
     assert lines(page).endswith("in head 1.2")
     expect(page.locator(".story .heads p")).to_contain_text("Head 1.2")
-    known = roles.get("1.2")
-    assert ("usually" in page.locator(".story .heads p").inner_text()) == bool(known)
+    assert ("usually" in page.locator(".story .heads p").inner_text()) == ("1.2" in roles)
     after(page, page.locator(".story .squares i[data-head='0']").click)
     assert "This is head 0.0, one of " in says(page)
     row = exact.trace(TEXT)["pattern", 0][0, 0, 6]
-    found = re.search(r"attends most to (\w+) ([^,;]+)", lines(page))
-    assert found
-    assert is_percent(found[2], max(row[1:6]))
+    share = re.search(r"attends most to \w+ ([^,;]+)", lines(page))[1]
+    assert is_percent(share, max(row[1:6]))
 
 
 def test_a_press_hides_a_word_at_the_end(page: Page, exact: Model) -> None:
@@ -277,43 +273,41 @@ def test_a_press_hides_a_word_at_the_end(page: Page, exact: Model) -> None:
     expect(page.locator(".cards h2")).to_have_text("Card 1 of 12")
 
 
-def test_it_plays_as_long_as_reading_takes(visit: Visit, html: str) -> None:
-    page = ready(visit(opened_at(html, '#view="story"'), alone=True))
+def test_it_plays_as_long_as_reading_takes(visit_at: Visit) -> None:
+    page = visit_at('#view="story"', alone=True)
     told = {}
     for step in range(STEPS):
         at(page, step)
-        told[str(step)] = len(says(page).split())
+        told[step] = len(says(page).split())
     at(page, 0)
     hold_clock(page)
     story = page.locator(".story")
     page.get_by_role("button", name="▶ Play", exact=True).click()
-    seconds: dict[str, float] = {}
+    seconds: Counter[int] = Counter()
     while page.locator(".play-story").inner_text() != "▶ Play":
-        step_ = str(story.get_attribute("data-step"))
-        seconds[step_] = seconds.get(step_, 0) + 0.5
+        seconds[int(story.get_attribute("data-step"))] += 0.5
         page.clock.run_for(500)
-    assert list(seconds) == list("01234567")
-    for step_, time in seconds.items():
-        assert told[step_] / 4 <= time <= told[step_] / 2 + 5  # two to four words a second
+    assert list(seconds) == list(told)
+    for words, time in zip(told.values(), seconds.values(), strict=True):
+        assert words / 4 <= time <= words / 2 + 5  # two to four words a second
 
 
 def test_only_a_model_with_measured_heads_names_roles(
-    visit: Visit, html: str, tmp_path: Path
+    visit_at: Visit, visit: Visit, tmp_path: Path
 ) -> None:
-    page = still(visit(opened_at(html, '#model=decoder&view="story"')))
+    page = still(visit_at('#model=decoder&view="story"'))
     expect(at(page, HEADS).locator("p")).to_contain_text("usually attends to")
     model = qkv.load("books-decoder")
     assert f"one of {model.num_layers * model.num_heads}." in says(page)
-    model.with_parameters(
-        {**model.parameters, "final_norm.weight": model.parameters["final_norm.weight"] * 1.01}
-    ).save(tmp_path)
-    other = opened_at(qkv.play(model=str(tmp_path))._document(), '#view="story"')
-    expect(at(still(visit(other)), HEADS).locator("p")).not_to_contain_text("usually")
+    norm = {"final_norm.weight": model.parameters["final_norm.weight"] * 1.01}
+    model.with_parameters({**model.parameters, **norm}).save(tmp_path)
+    other = visit(opened_at(qkv.play(model=str(tmp_path))._document(), '#view="story"'))
+    expect(at(still(other), HEADS).locator("p")).not_to_contain_text("usually")
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_axe_finds_nothing(visit: Visit, html: str, width: int) -> None:
-    page = still(visit(opened_at(html, '#view="story"'), width=width, height=800))
+def test_axe_finds_nothing(visit_at: Visit, width: int) -> None:
+    page = still(visit_at('#view="story"', width=width, height=800))
     for step in range(STEPS):
         at(page, step)
         page.locator(".story").evaluate(STILL)
@@ -321,8 +315,8 @@ def test_axe_finds_nothing(visit: Visit, html: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("height", [667, 844])
-def test_the_sum_of_the_values_is_in_view_on_a_phone(visit: Visit, html: str, height: int) -> None:
-    page = still(visit(opened_at(html, '#view="story"'), width=390, height=height))
+def test_the_sum_of_the_values_is_in_view_on_a_phone(visit_at: Visit, height: int) -> None:
+    page = still(visit_at('#view="story"', width=390, height=height))
     picture = at(page, VALUES)
     total = picture.locator(".motion-rows .sum")
     expect(total).to_contain_text("100%")
@@ -331,8 +325,8 @@ def test_the_sum_of_the_values_is_in_view_on_a_phone(visit: Visit, html: str, he
     assert box["y"] + box["height"] <= frame["y"] + frame["height"] + 1
 
 
-def test_a_late_answer_changes_no_other_screen(visit: Visit, html: str) -> None:
-    page = still(visit(opened_at(html, '#view="story"')))
+def test_a_late_answer_changes_no_other_screen(visit_at: Visit) -> None:
+    page = still(visit_at('#view="story"'))
     at(page, LAYERS)
     hide = address(view="lab", text=TEXT, edits=[{"op": "hide", "token": 4}])
     after(page, lambda: page.evaluate("hash => { location.hash = hash; }", hide))

@@ -4,25 +4,24 @@ import re
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, Route
 
 from qkv.models import Model
 
-from .play import address, after, button, changed, chip, opened_at, part, ready, rest
-from .playing import TEXT, live_page, masks, open_tab
+from .play import after, button, changed, chip, part, ready, rest
+from .playing import TEXT, masks, open_tab
 from .support import Visit
 
 LOCAL = "This address works on this machine only."
 FOX = "The fox is a small [MASK]."
 
 
-@pytest.fixture(scope="module")
-def html(model: Model) -> str:
-    return live_page(model)
-
-
 def field(page: Page) -> str:
     return page.get_by_label("Your sentence").input_value()
+
+
+def type_(page: Page, text: str) -> None:
+    after(page, lambda: page.get_by_label("Your sentence").fill(text))
 
 
 def chips(page: Page) -> list[str]:
@@ -43,21 +42,21 @@ def notes(page: Page) -> list[str]:
     return part(page, "sentence").locator(".unread p").all_inner_texts()
 
 
-def test_a_gap_may_be_typed_in_every_way(quick: Visit, html: str) -> None:
-    page = ready(quick(opened_at(html, address(text=FOX))))
+def test_a_gap_may_be_typed_in_every_way(quick_at: Visit) -> None:
+    page = quick_at(text=FOX)
     said, words = headline(page), chips(page)
     assert re.match("Best guess: |Not sure: the best guess is ", said)
     assert words == ["[CLS]", "The", "fox", "is", "a", "small", "___", ".", "[SEP]"]
     for gap in ("[mask]", "_", "___", "?"):
         text = FOX.replace("[MASK]", gap)
-        after(page, lambda text=text: page.get_by_label("Your sentence").fill(text))
+        type_(page, text)
         assert (headline(page), chips(page), field(page)) == (said, words, text)
-    after(page, lambda: page.get_by_label("Your sentence").fill("Are you there ?"))
+    type_(page, "Are you there ?")
     assert " at there: " in headline(page)
 
 
-def test_a_word_may_be_swapped_for_a_gap(quick: Visit, html: str) -> None:
-    page = ready(quick(opened_at(html, address(text=FOX, query=2))))
+def test_a_word_may_be_swapped_for_a_gap(quick_at: Visit) -> None:
+    page = quick_at(text=FOX, query=2)
     for gap in ("?", "__", "[mask]"):
         page.get_by_placeholder("swap for …").fill(gap)
         after(page, lambda: page.keyboard.press("Enter"))
@@ -65,9 +64,8 @@ def test_a_word_may_be_swapped_for_a_gap(quick: Visit, html: str) -> None:
         after(page, button(page, "Undo").click)
 
 
-def test_text_chip_and_button_agree_after_a_swap(quick: Visit, html: str) -> None:
-    hash_ = address(text=FOX, query=2, edits=[{"op": "swap", "token": 2, "with": "horse"}])
-    page = ready(quick(opened_at(html, hash_)))
+def test_text_chip_and_button_agree_after_a_swap(quick_at: Visit) -> None:
+    page = quick_at(text=FOX, query=2, edits=[{"op": "swap", "token": 2, "with": "horse"}])
     assert field(page) == "The horse is a small [MASK]."
     assert chips(page)[2] == "horse"
     assert chip(page, "horse").get_attribute("aria-label") == "horse, in place of fox"
@@ -78,52 +76,46 @@ def test_text_chip_and_button_agree_after_a_swap(quick: Visit, html: str) -> Non
     after(page, page.locator(".offer").click)
     assert page.locator(".offer").inner_text() == "Show horse again"
     assert headline(page).startswith("With these changes it says ")
-    labels = listed(page)
-    assert labels[:2] == ["fox → horse", "horse hidden"]
+    assert listed(page)[:2] == ["fox → horse", "horse hidden"]
 
 
-def test_typing_continues_from_the_swapped_text(quick: Visit, html: str) -> None:
+def test_typing_continues_from_the_swapped_text(quick_at: Visit) -> None:
     edits = [{"op": "swap", "token": 2, "with": "horse"}, {"op": "hide", "token": 5}]
-    page = ready(quick(opened_at(html, address(text=FOX, query=2, edits=edits))))
+    page = quick_at(text=FOX, query=2, edits=edits)
     typed = "The horse is a small [MASK] today."
-    after(page, lambda: page.get_by_label("Your sentence").fill(typed))
+    type_(page, typed)
     assert field(page) == typed
     assert chips(page)[2] == "horse"
     assert changed(page) == [{"op": "hide", "token": 5}]
     after(page, button(page, "Undo").click)
     assert changed(page) == edits
-    after(page, lambda: page.get_by_label("Your sentence").fill(FOX))  # the text of the address
+    type_(page, FOX)  # the text of the address
     assert (field(page), chips(page)[2]) == (FOX, "fox")
     assert changed(page) == [{"op": "hide", "token": 5}]
 
 
-def test_a_swapped_subword_is_shown_as_a_separate_word(
-    quick: Visit, html: str, model: Model
-) -> None:
+def test_a_swapped_subword_is_shown_as_a_separate_word(quick_at: Visit, model: Model) -> None:
     text = "A xylophonist sang."
     tokens = model.tokenize(text).tokens
     position = max(t for t, token in enumerate(tokens) if token.startswith("##"))
-    hash_ = address(text=text, edits=[{"op": "swap", "token": position, "with": "dog"}])
-    page = ready(quick(opened_at(html, hash_)))
+    page = quick_at(text=text, edits=[{"op": "swap", "token": position, "with": "dog"}])
     rest = "".join(token.removeprefix("##") for token in tokens[2:position])
     assert field(page) == f"A {rest} dog sang."
     assert chips(page)[-4:-2] == ["dog", "sang"]
 
 
-def test_the_page_names_what_the_model_does_not_read(quick: Visit, html: str) -> None:
-    page = ready(quick(opened_at(html, address(text="The 🙂 is a Ж and 🙂 a small _."))))
+def test_the_page_names_what_the_model_does_not_read(quick_at: Visit) -> None:
+    page = quick_at(text="The 🙂 is a Ж and 🙂 a small _.")
     added = "The tokenizer adds [CLS] at the start and [SEP] at the end of every text."
     assert notes(page) == ["The model does not know 🙂 and Ж: it reads [UNK] there.", added]
     long = "word " * 70
-    after(page, lambda: page.get_by_label("Your sentence").fill(f"{long}_ ."))
-    assert notes(page) == [
-        "The text is too long: the model reads only its first 64 tokens. The gap is beyond the "
-        "first 64 tokens, so nothing is guessed there.",
-        added,
-    ]
-    after(page, lambda: page.get_by_label("Your sentence").fill(f"_ {long}"))
-    assert notes(page) == ["The text is too long: the model reads only its first 64 tokens.", added]
-    after(page, lambda: page.get_by_label("Your sentence").fill("The [UNK] is a _."))
+    type_(page, f"{long}_ .")
+    cut = "The text is too long: the model reads only its first 64 tokens."
+    beyond = "The gap is beyond the first 64 tokens, so nothing is guessed there."
+    assert notes(page) == [f"{cut} {beyond}", added]
+    type_(page, f"_ {long}")
+    assert notes(page) == [cut, added]
+    type_(page, "The [UNK] is a _.")
     assert notes(page) == [added]
     after(page, button(page, "Look inside").click)
     open_tab(page, "Words")
@@ -133,46 +125,36 @@ def test_the_page_names_what_the_model_does_not_read(quick: Visit, html: str) ->
     assert other.locator(".unread p").count() == 2
 
 
-def test_the_temperature_is_called_attention_temperature(
-    quick: Visit, html: str, model: Model
-) -> None:
+def test_the_temperature_is_called_attention_temperature(quick_at: Visit, model: Model) -> None:
     usual = (model.dim // model.num_heads) ** -0.5
-    hash_ = address(text=FOX, edits=[{"op": "scale", "value": usual / 8}])
-    page = ready(quick(opened_at(html, hash_)))
+    page = quick_at(text=FOX, edits=[{"op": "scale", "value": usual / 8}])
     assert re.match("At attention temperature 8.00 it |Not sure at attention temp", headline(page))
     assert listed(page) == ["attention temperature 8.00"]
     after(page, button(page, "Look inside").click)
     open_tab(page, "Numbers")
-    assert part(page, "changes").locator("label", has_text="temperature").inner_text() == (
-        "Attention temperature"
-    )
+    label = part(page, "changes").locator("label", has_text="temperature")
+    assert label.inner_text() == "Attention temperature"
 
 
 @pytest.mark.parametrize("text", ["word " * 2400, "Ж🙂 " * 3000 + "\n" * 9, "% & # + = ? " * 1000])
-def test_a_long_text_survives_its_address(quick: Visit, html: str, text: str) -> None:
+def test_a_long_text_survives_its_address(quick_at: Visit, text: str) -> None:
     assert len(text) >= 9000
-    page = ready(quick(opened_at(html, "")))
-    after(page, lambda: page.get_by_label("Your sentence").fill(text))
+    page = quick_at()
+    type_(page, text)
     hash_ = page.evaluate("location.hash")
-    again = ready(quick(opened_at(html, hash_)))
-    assert field(again) == text
-    assert chips(again) == chips(page)
-    assert notes(again) == notes(page)
+    again = quick_at(hash_)
+    assert (field(again), chips(again), notes(again)) == (text, chips(page), notes(page))
     assert again.evaluate("location.hash") == hash_
 
 
-def test_repeated_masks_of_an_address_are_kept_once(quick: Visit, html: str) -> None:
+def test_repeated_masks_of_an_address_are_kept_once(quick_at: Visit) -> None:
     rows = [[query, 0, 8] for query in range(1, 9)]
     wheres = [{}, {"layer": 1}, {"layer": 1, "head": 2}, {"layer": 3, "head": 0}]
     edits = [{"op": "masks", **where, "rows": rows} for where in wheres] * 5
-    page = ready(quick(opened_at(html, address(text=FOX, edits=edits))))
+    page = quick_at(text=FOX, edits=edits)
     rest(page)
-    every = [
-        (query, key, *where.values())
-        for where in wheres
-        for query in range(1, 9)
-        for key in range(9)
-    ]
+    links = [(query, key) for query in range(1, 9) for key in range(9)]
+    every = [(*link, *where.values()) for where in wheres for link in links]
     assert masks(changed(page)) == every
     assert [one.split(" ")[0] for one in listed(page)[:4]] == ["72"] * 4
     assert "ith 288 links hidden" in headline(page)
@@ -183,8 +165,8 @@ def test_repeated_masks_of_an_address_are_kept_once(quick: Visit, html: str) -> 
 @pytest.mark.parametrize(
     "rows", [[[0, 0, 10**12]], [[0, 0, 8], [0, 0]], [[q, 0, 8] for q in range(99)]]
 )
-def test_invalid_masks_give_the_plain_page(quick: Visit, html: str, rows: list[Any]) -> None:
-    page = ready(quick(opened_at(html, address(text=FOX, edits=[{"op": "masks", "rows": rows}]))))
+def test_invalid_masks_give_the_plain_page(quick_at: Visit, rows: list[Any]) -> None:
+    page = quick_at(text=FOX, edits=[{"op": "masks", "rows": rows}])
     rest(page)
     assert changed(page) == []
     assert field(page) == TEXT
@@ -204,12 +186,11 @@ def test_a_hosted_page_gives_an_address_for_others(chromium: Browser, html: str,
     framing = f'<!doctype html><title>docs</title><iframe src="{host.rpartition("/")[2]}"></iframe>'
     index = host.replace("play.html", "index.html")
     pages = {host: html, index: framing}
-    context.route(
-        "**/*",
-        lambda route: route.fulfill(
-            body=pages[route.request.url.partition("#")[0]], content_type="text/html"
-        ),
-    )
+
+    def answer(route: Route) -> None:
+        route.fulfill(body=pages[route.request.url.partition("#")[0]], content_type="text/html")
+
+    context.route("**/*", answer)
     page = context.new_page()
     page.goto(index)
     frame = page.frame_locator("iframe")

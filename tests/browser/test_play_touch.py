@@ -31,7 +31,7 @@ from .playing import (
     table,
     until,
 )
-from .support import Visit, after_each, idle, keys, press, read, readout, token, with_first
+from .support import Visit, after_each, idle, press, read, readout, shown_weights, token, with_first
 from .test_play_server import Open, open_served
 
 __all__ = ["open_served"]  # a fixture
@@ -39,14 +39,9 @@ LAYER, NUMBER = HEAD
 CROWN, ON = 4, 5  # positions in TEXT
 
 
-@pytest.fixture(scope="module")
-def trace(model: Model) -> Trace:
-    return model.trace(TEXT)
-
-
 @pytest.fixture
-def page(quick: Visit, html: str) -> Page:
-    return opened(quick, html, tab="links")
+def page(lab_at: Visit) -> Page:
+    return lab_at(tab="links")
 
 
 def own(page: Page) -> Locator:
@@ -77,7 +72,7 @@ def drag(page: Page, name: str, *to: float) -> None:
 
 
 def weights_of(trace: Trace, layer: int = LAYER, head: int = NUMBER) -> np.ndarray:
-    return np.array(trace["pattern", layer][0, head], np.float64)
+    return trace["pattern", layer][0, head]
 
 
 def shared(row: np.ndarray, key: int, weight: float) -> np.ndarray:
@@ -106,10 +101,9 @@ def test_dragging_a_weight_rescales_its_row_and_updates_later_layers(
     assert [edit[name] for name in ("layer", "head", "query")] == [1, 4, POSITION]
     np.testing.assert_allclose(edit["weights"], expected, atol=2e-7)
     assert sum(edit["weights"]) == pytest.approx(1, abs=1e-9)
-    changed = by_the_library(model, list(trace.ids), [edit])
+    changed = by_the_library(model, TEXT, [edit])
     shows(page, changed.pattern[1, 4])
-    shown = [read(value) if value.strip("·") else 0.0 for _, value in keys(own(page))]
-    np.testing.assert_allclose(shown, expected, atol=0.00501)
+    np.testing.assert_allclose(shown_weights(own(page)), expected, atol=0.00501)
     assert own(page).locator(".by-hand").count() == 1  # in orange
     found = page.evaluate("runs.at(-1).found.resid.at(-1)")
     np.testing.assert_allclose(found, changed.resid[-1].ravel(), atol=1e-4)
@@ -208,7 +202,7 @@ def test_the_last_weight_of_a_fast_drag_counts(quick: Visit, html: str, trace: T
     page = opened(quick, with_first(html, slow), tab="links")
     asked = page.evaluate("asked")
     drag(page, "on", *np.linspace(0.1, 0.9, 40), 0.33)
-    now = [read(value) if value.strip("·") else 0.0 for _, value in keys(own(page))]
+    now = shown_weights(own(page))
     np.testing.assert_allclose(now, shared(weights_of(trace)[POSITION], ON, 0.33), atol=0.00501)
     until(lambda: given(page) and given(page)[0]["weights"][ON] == 0.33)
     assert page.evaluate("asked") - asked <= 20  # of 41 moves
@@ -236,11 +230,6 @@ def painted(page: Page) -> list[tuple[int, ...]]:
     return sorted(masks([edit for edit in held(page)["edits"] if edit["op"] == "masks"]))
 
 
-def field(page: Page) -> str:
-    """Return the text in the page's sentence field."""
-    return page.get_by_label("Your sentence", exact=True).input_value()
-
-
 def point(page: Page, i: int, j: int) -> tuple[float, float]:
     """Return the middle of a cell of the heat map, in window coordinates."""
     box: Any = own(page).get_by_role("application").bounding_box()
@@ -263,7 +252,10 @@ def test_a_stroke_masks_every_cell_on_its_path(page: Page, model: Model, trace: 
     way = [*((2, key) for key in range(1, 6)), (3, 5), (4, 5), (5, 5)]
     edges = [(*cell, *HEAD) for cell in way]
     until(lambda: painted(page) == edges)
-    shows(page, np.asarray(model.trace(list(trace.ids), hide=edges)["pattern", LAYER][0, NUMBER]))
+    shows(page, model.trace(TEXT, hide=edges)["pattern", LAYER][0, NUMBER])
+    left, top, wide, tall = map(int, cells(page))
+    hatched = heat_map(page)[top + 2 * tall :, left + wide :][3 : tall - 3, 3 : wide - 3]
+    assert (np.diff(hatched.reshape(-1, 3).astype(int)) < -20).all(-1).any()  # orange
     stroke(page, (2, 3), (2, 9))  # a stroke from a masked cell unmasks
     left = [(2, 1), (2, 2), *way[5:]]
     until(lambda: painted(page) == [(*cell, *HEAD) for cell in left])
@@ -322,13 +314,14 @@ def test_the_page_says_why_painting_cannot_change_a_cell(page: Page) -> None:
     assert "hidden by another change" in said.inner_text()
     stroke(page, (3, 1), (3, 3))
     until(lambda: painted(page) == [(3, 1, *HEAD), (3, 3, *HEAD)])
+    assert held(page)["edits"][0] == {"op": "hide", "token": 2}
 
 
 def test_a_difference_is_read_with_both_its_weights(page: Page, model: Model, trace: Trace) -> None:
     edits = [{"op": "hide", "token": 2}]
     go(page, edits=edits, colouring="change")
     before = weights_of(trace)
-    after = by_the_library(model, list(trace.ids), edits).pattern[HEAD]
+    after = by_the_library(model, TEXT, edits).pattern[HEAD]
     own(page).get_by_role("application").focus()
     press(page, "ArrowDown", "Control+Home", "Home")
     for key in range(4):
@@ -340,11 +333,11 @@ def test_a_difference_is_read_with_both_its_weights(page: Page, model: Model, tr
         press(page, "ArrowRight")
 
 
-def test_masked_cells_are_orange_in_a_map_of_a_long_text(quick: Visit, html: str) -> None:
+def test_masked_cells_are_orange_in_a_map_of_a_long_text(lab_at: Visit) -> None:
     text = f"{'the crown and ' * 30}[MASK]."
     block = [(i, j) for i in range(40, 46) for j in range(10, 16)]
     edits = [{"op": "mask", "query": i, "key": j, "layer": 3, "head": 2} for i, j in block]
-    page = opened(quick, html, text=text, position=None, query=None, edits=edits)
+    page = lab_at(text=text, position=None, query=None, edits=edits)
     assert own(page).get_by_role("button", name="Show cells").is_visible()
     left, top, wide, tall = cells(page)
     found = heat_map(page).astype(int)
@@ -382,7 +375,8 @@ def test_the_mask_of_a_decoder_is_grey_and_cannot_be_painted(
     until(lambda: marks.all_text_contents() == expected)  # the page draws the table later
     assert page.locator(".row-table td.changed").count() == 0
     layer, head = open_head(page)
-    scores = np.asarray(model.trace(field(page))["attn_scores", layer][0, head], np.float64)
+    text = page.get_by_label("Your sentence", exact=True).input_value()
+    scores = model.trace(text)["attn_scores", layer][0, head]
     raw = page.locator(".row-table tbody tr > :nth-child(3)").all_text_contents()[:3]
     np.testing.assert_allclose([read(text) for text in raw], scores[2, :3], atol=0.0052)
     page.get_by_label("paint: drag over cells to hide them").check()

@@ -3,32 +3,23 @@
 The interface returns the saved numbers of a text. It refuses requests that need a model.
 """
 
-import json
-import subprocess
 from typing import Any
 
 import numpy as np
-from playwright._impl._driver import compute_driver_executable
 
 from qkv.see.analysis.head_weights import LONG, Heads
 from qkv.see.page.html import script_json
 from qkv.see.page.payload import payload_of, text_payload
 
-from .bundling import script_of
+from .bundling import by_node, script_of
 from .support import WORDS, made
 
 
 def asked(code: str, *texts: Heads) -> Any:
     """Return the result of JavaScript code in which `api` is the interface to these texts."""
     data = payload_of("show", "a title", [text_payload(text, 0) for text in texts], model="a model")
-    script = script_of("engine/recorded")
-    script += f"\nconst api = page.openRecorded({script_json(data)});"
-    script += (
-        f"\n(async () => process.stdout.write(JSON.stringify(await (async () => {{{code}}})())))();"
-    )
-    node = str(compute_driver_executable()[0])
-    done = subprocess.run([node, "-"], input=script, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    script = f"{script_of('engine/recorded')}\nconst api = page.openRecorded({script_json(data)});"
+    return by_node(f"{script}\nconst result = (async () => {{{code}}})();")
 
 
 def test_run_returns_the_saved_numbers_of_a_text() -> None:

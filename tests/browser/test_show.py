@@ -1,7 +1,7 @@
 """Tests of the page of one head of one text, against the numbers it was made from."""
 
+from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +25,7 @@ from .support import (
     readout,
     said,
     sentence,
+    shown_weights,
     token,
 )
 
@@ -37,17 +38,12 @@ def view() -> qkv.see.ShowView:
     return qkv.show(CAT, model="random")
 
 
-@pytest.fixture(scope="module")
-def whole(view: qkv.see.ShowView, tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("show") / "page.html"
-    view.to_html(path)
-    return path.read_text("utf-8")
+@pytest.fixture
+def page(visit: Visit, view: qkv.see.ShowView) -> Page:
+    return visit(view._document())
 
 
-def test_the_first_paint_says_what_the_terminal_says(
-    visit: Visit, view: qkv.see.ShowView, whole: str
-) -> None:
-    page = visit(whole)
+def test_the_first_paint_says_what_the_terminal_says(page: Page, view: qkv.see.ShowView) -> None:
     assert page.locator(".lead").inner_text() == view.sentence
     link = view.links[0]
     query = link.query
@@ -56,30 +52,29 @@ def test_the_first_paint_says_what_the_terminal_says(
     assert f"is shown because {view.head.reason}." in page.locator(".view").inner_text()
     assert token(page, query).get_attribute("class") == "token on"
     assert [name for name, _ in keys(page)] == view.tokens
-    shown = [read(value) if value.strip("·") else 0.0 for _, value in keys(page)]
-    np.testing.assert_allclose(shown, view.weights[query], atol=0.00501)
+    np.testing.assert_allclose(shown_weights(page), view.weights[query], atol=0.00501)
     assert read(readout(page)["weight"]) == pytest.approx(view.weights[query].max(), abs=STEP)
 
 
-def test_every_cell_read_by_keyboard_matches_the_trace(
-    visit: Visit, view: qkv.see.ShowView, whole: str
-) -> None:
-    page = visit(whole)
+def every_cell(page: Page, size: int) -> Iterator[tuple[tuple[int, int], dict[str, str]]]:
+    """Go through a heat map of `size` keys by keyboard; yield each cell and its readout."""
+    page.get_by_role("application").focus()
+    press(page, "ArrowDown", "Control+Home", "Home")
+    for i, j in product(range(size), repeat=2):
+        yield (i, j), readout(page)
+        press(page, *(["ArrowRight"] if j < size - 1 else ["ArrowDown", "Home"]))
+
+
+def test_every_cell_read_by_keyboard_matches_the_trace(page: Page, view: qkv.see.ShowView) -> None:
     layer, head = view.head.layer, view.head.head
     scaled = view.trace["attn_scores", layer][0, head]
     q, k = (view.trace[name, layer][0, :, head].astype(np.float64) for name in "qk")
     raw = q @ k.T
-    page.get_by_role("application").focus()
-    press(page, "ArrowDown", "Control+Home", "Home")
-    for i, row in enumerate(view.weights):
-        for j, weight in enumerate(row):
-            shown = readout(page)
-            assert shown[""] == f"{view.tokens[i]} → {view.tokens[j]}"
-            assert shown["weight"] == f"{weight:.5f}"
-            assert shown["scaled score"].replace(MINUS, "-") == f"{scaled[i, j]:.3f}"
-            assert read(shown["raw score"]) == pytest.approx(raw[i, j], abs=2e-3)
-            press(page, "ArrowRight")
-        press(page, "ArrowDown", "Home")
+    for (i, j), shown in every_cell(page, len(view.tokens)):
+        assert shown[""] == f"{view.tokens[i]} → {view.tokens[j]}"
+        assert shown["weight"] == f"{view.weights[i, j]:.5f}"
+        assert shown["scaled score"].replace(MINUS, "-") == f"{scaled[i, j]:.3f}"
+        assert read(shown["raw score"]) == pytest.approx(raw[i, j], abs=2e-3)
     assert view.tokens[-1] in said(page)
 
 
@@ -144,13 +139,8 @@ def test_a_mask_of_every_head(visit: Visit, alike: bool) -> None:
     for layer, head in ((1, 2), (1, 1), (0, 2)):
         page.get_by_label("Layer", exact=True).select_option(str(layer))
         page.get_by_label("Head", exact=True).select_option(str(head))
-        page.get_by_role("application").focus()
-        press(page, "ArrowDown", "Control+Home", "Home")
-        for row in hidden[layer, head]:
-            for flag in row:
-                assert readout(page)["mask"] == ("hidden" if flag else "open")
-                press(page, "ArrowRight")
-            press(page, "ArrowDown", "Home")
+        for cell, shown in every_cell(page, 3):
+            assert shown["mask"] == ("hidden" if hidden[layer, head][cell] else "open")
 
 
 def pixels(page: Page, x: float, y: float) -> list[list[int]]:
@@ -216,17 +206,15 @@ def test_the_list_by_keyboard(visit: Visit) -> None:
 def test_lines_are_as_wide_as_weights(visit: Visit) -> None:
     text = made(WORDS)
     page = visit(page_of(text, query=9))
-    widths = page.locator(".link").evaluate_all(
+    found = page.locator(".link").evaluate_all(
         "paths => paths.map((path) => [path.getAttribute('d').split(' ').at(-1),"
-        " Number(path.getAttribute('stroke-width')), Number(path.getAttribute('stroke-opacity'))])"
+        " path.getAttribute('stroke-width'), path.getAttribute('stroke-opacity')].map(Number))"
     )
-    by_height = sorted((float(height), width, opacity) for height, width, opacity in widths)
     weights = text.weights[0][0, 9]
-    shown = weights[weights > 0.004 * 1.0]
-    assert len(by_height) == len(shown)
-    order = np.argsort(shown)
-    assert (np.diff(np.array(by_height)[order, 1]) >= 0).all()
-    assert (np.diff(np.array(by_height)[order, 2]) >= 0).all()
+    shown = weights[weights > 0.004]
+    assert len(found) == len(shown)
+    by_weight = np.array(sorted(found))[np.argsort(shown)]  # lines end at their keys' heights
+    assert (np.diff(by_weight[:, 1:], axis=0) >= 0).all()
 
 
 def test_special_tokens_are_left_out_without_renormalising(visit: Visit) -> None:
@@ -236,9 +224,7 @@ def test_special_tokens_are_left_out_without_renormalising(visit: Visit) -> None
     page.get_by_label("leave out special tokens").check()
     after = dict(keys(page))
     assert "[CLS]" not in after
-    assert {name: value for name, value in before.items() if name in after} == {
-        name: value for name, value in after.items() if name in before
-    }
+    assert after.items() - before.items() == {("not shown", after["not shown"])}
     gone = text.weights[0][0, 5, [0, 10]].sum()
     assert read(after["not shown"]) == pytest.approx(gone, abs=0.00501)
     assert sentence(page).endswith(f"; {gone:.2f} is on tokens not shown.")
@@ -250,11 +236,10 @@ def test_special_tokens_are_left_out_without_renormalising(visit: Visit) -> None
     assert dict(keys(page)) == before
 
 
-def test_subwords_are_merged_at_first_and_explained(visit: Visit, tmp_path: Path) -> None:
+def test_subwords_are_merged_at_first_and_explained(visit: Visit) -> None:
     weights = np.random.default_rng(0).dirichlet(np.ones(4), (1, 1, 4)).astype(np.float32)
     view = qkv.show(weights, tokens=["[CLS]", "un", "##kind", "dogs"])
-    view.to_html(tmp_path / "page.html")
-    page = visit((tmp_path / "page.html").read_text(encoding="utf-8"))
+    page = visit(view._document())
     assert [name for name, _ in keys(page)] == ["[CLS]", "unkind", "dogs"]
     notes = page.locator(".note").all_inner_texts()
     assert [note for note in notes if note in view.notes] == view.notes
@@ -268,15 +253,9 @@ def test_subwords_are_merged_keys_summed_and_queries_averaged(visit: Visit) -> N
     page.get_by_label("merge subwords into words").check()
     weights = text.weights[0][0].astype(np.float64)
     merged = np.array([[weights[np.ix_(a, b)].sum(axis=1).mean() for b in SPANS] for a in SPANS])
-    page.get_by_role("application").focus()
-    press(page, "ArrowDown", "Control+Home", "Home")
-    for i in range(len(SPANS)):
-        for j in range(len(SPANS)):
-            shown = readout(page)
-            assert read(shown["weight"]) == pytest.approx(merged[i, j], abs=3 * STEP)
-            assert ("pieces" in shown) == (2 in (i, j))
-            press(page, "ArrowRight")
-        press(page, "ArrowDown", "Home")
+    for cell, shown in every_cell(page, len(SPANS)):
+        assert read(shown["weight"]) == pytest.approx(merged[cell], abs=3 * STEP)
+        assert ("pieces" in shown) == (2 in cell)
     assert "summed" in page.locator(".view").inner_text()
     assert "unbelievable" in [name for name, _ in keys(page)]
 
@@ -323,16 +302,13 @@ def test_heads_are_opened_and_sorted(visit: Visit) -> None:
     assert "You chose layer 1, head 2" in page.locator(".view").inner_text()
     page.get_by_label("Order").select_option("first")
     means = np.array([part[:, :, 0].mean(axis=1) for part in text.weights]).ravel()
-    shown = [name.get_attribute("aria-label") for name in heads.all()]
+    shown = [name.get_attribute("aria-label").rsplit(", ", 1) for name in heads.all()]
     order = np.argsort(-means.round(3), kind="stable")
-    assert [name.rsplit(", ", 1)[0] for name in shown] == [
-        f"layer {k // 4}, head {k % 4}" for k in order
-    ]
-    numbers = [float(name.rsplit(", ", 1)[1]) for name in shown]
+    assert [name for name, _ in shown] == [f"layer {k // 4}, head {k % 4}" for k in order]
+    numbers = [float(number) for _, number in shown]
     np.testing.assert_allclose(numbers, means[order], atol=0.006)
-    assert page.locator("[data-part=map] .figure").all_inner_texts() == [
-        f"{number:.2f}" for number in numbers
-    ]
+    figures = page.locator("[data-part=map] .figure").all_inner_texts()
+    assert figures == [f"{number:.2f}" for number in numbers]
     # Use the keyboard: focus the open head, move to a neighbouring head, and open that head.
     # The open head is the tab stop.
     position = list(order).index(6)
@@ -359,26 +335,16 @@ def test_attentions_of_an_encoder_and_a_decoder(visit: Visit) -> None:
     random = np.random.default_rng(1)
     source, target = ["ein", "kurzer", "Satz"], ["a", "short", "sentence", "."]
     weights = random.dirichlet(np.ones(3), size=(1, 2, 4))
-    cross = Heads(
-        Axis(target, [False] * 4),
-        [0],
-        list(weights),
-        other_keys=Axis(source, [False] * 3),
-        name="Cross",
-    )
+    queries, other_keys = Axis(target, [False] * 4), Axis(source, [False] * 3)
+    cross = Heads(queries, [0], list(weights), other_keys=other_keys, name="Cross")
     page = visit(page_of(made(source, 1, 2, name="Encoder"), cross))
-    assert page.get_by_label("Attention").locator("option").all_inner_texts() == [
-        "Encoder",
-        "Cross",
-    ]
-    page.get_by_label("Attention").select_option("Cross")
+    menu = page.get_by_label("Attention")
+    assert menu.locator("option").all_inner_texts() == ["Encoder", "Cross"]
+    menu.select_option("Cross")
     token(page, 3).click()
     assert [name for name, _ in keys(page)] == source
-    best = int(weights[0, 0, 3].argmax())
-    assert (
-        sentence(page)
-        == f". attends to {source[best]}: {weights[0, 0, 3, best]:.2f} (layer 0, head 0)."
-    )
+    best, share = source[weights[0, 0, 3].argmax()], weights[0, 0, 3].max()
+    assert sentence(page) == f". attends to {best}: {share:.2f} (layer 0, head 0)."
 
 
 def test_requested_heads_are_marked(visit: Visit) -> None:

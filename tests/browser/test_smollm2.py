@@ -1,7 +1,6 @@
 """Tests of a page with SmolLM2, a model that people know: tokens, numbers, edits, its file."""
 
 import json
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -17,10 +16,8 @@ from qkv.see.page.html import encode
 from rows import sample
 
 from .edited import Edit
-from .engine import ask
-from .opening import Openers
+from .engine import ask, by_the_library
 from .support import Visit
-from .test_blocks import told
 from .test_engine_inside import bare
 from .test_tokenizers import READ
 
@@ -51,12 +48,11 @@ def html(known: Model) -> str:
 
 
 @pytest.fixture(scope="module")
-def page(openers: Openers, html: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def page(visit_once: Visit, html: str) -> Page:
     """The whole page, opened once for all tests."""
-    with openers.visiting(tmp_path_factory.mktemp("smollm2")) as visit:
-        page = visit(html)
-        page.wait_for_selector("html[data-qkv=ready]", timeout=300_000)
-        yield page
+    page = visit_once(html)
+    page.wait_for_selector("html[data-qkv=ready]", timeout=300_000)
+    return page
 
 
 def edits_of(known: Model) -> list[list[Edit]]:
@@ -80,9 +76,8 @@ def test_ids_of_odd_texts_are_the_librarys(visit: Visit, known: Model) -> None:
     special = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<repo_name>")
     texts = [*sample(odd_texts(2000, special, seed=1))]
     found = bare(visit).evaluate(READ, [json.dumps(known.tokenizer.rules), texts])
-    for text, (ids, *_), own in zip(
-        texts, found, known.tokenizer.tokenize_batch(texts), strict=True
-    ):
+    expected = known.tokenizer.tokenize_batch(texts)
+    for text, (ids, *_), own in zip(texts, found, expected, strict=True):
         assert ids == own.ids.tolist(), repr(text)
 
 
@@ -90,7 +85,7 @@ def test_numbers_are_the_librarys_with_and_without_edits(page: Page, known: Mode
     for text in sample(PROMPTS):
         usual = None
         for edits in edits_of(known):
-            expected = told(known, text, edits)
+            expected = by_the_library(known, text, edits)
             found = ask(page, text, edits)[1]
             np.testing.assert_allclose(found.pattern, expected.pattern, rtol=0, atol=1e-3)
             np.testing.assert_allclose(found.logits, expected.logits, rtol=0, atol=0.02)
@@ -119,7 +114,7 @@ def test_a_scan_of_heads_tells_its_progress_and_lets_a_run_pass(page: Page, know
     assert [part[:2] for part in parts] == [[28, 0], [28, 1]]
     for layer, head, logits in parts:
         ablated: list[Edit] = [{"op": "ablate", "layer": layer, "head": head}]
-        expected = told(known, PROMPTS[0], ablated).logits[7]
+        expected = by_the_library(known, PROMPTS[0], ablated).logits[7]
         np.testing.assert_allclose(logits, expected, rtol=0, atol=0.02)
 
 
@@ -133,10 +128,11 @@ def test_the_benchmark_compares_with_the_library(
         assert way.error(way.call()) <= way.allowed, row.name
         for goal in row.goals:
             assert goal.judged({"ways": {"qkv": {"seconds": 2.0}}})["value"] >= 0
-    monkeypatch.setattr(
-        play_smollm2, "RUN", play_smollm2.RUN.replace("text, []", "`a ${text}`, []")
-    )
-    monkeypatch.setattr(play_smollm2, "WRITE", play_smollm2.WRITE.replace("{ max }", "{ max: 3 }"))
+    for name, *other in (
+        ("RUN", "text, []", "`a ${text}`, []"),
+        ("WRITE", "{ max }", "{ max: 3 }"),
+    ):
+        monkeypatch.setattr(play_smollm2, name, getattr(play_smollm2, name).replace(*other))
     for name in list(rows)[1:]:
         way = rows[name].ways["qkv"]
         assert isinstance(way, Way)
@@ -148,7 +144,6 @@ def test_greedy_text_is_the_librarys_with_and_without_edits(page: Page, known: M
     for n, text in sample(enumerate(PROMPTS)):
         for edits in (unedited, others[n % len(others)]):
             own = known.generate(text, max_new_tokens=30, edit=edits)
-            found = page.evaluate(
-                "([text, edits]) => qkv.generate(text, { max: 30 }, edits)", [text, edits]
-            )
+            generate = "([text, edits]) => qkv.generate(text, { max: 30 }, edits)"
+            found = page.evaluate(generate, [text, edits])
             assert (found["ids"], found["text"]) == (own.ids, str(own)), (text, edits)

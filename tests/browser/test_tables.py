@@ -2,15 +2,13 @@
 
 import json
 import math
-import subprocess
 
 import numpy as np
-from playwright._impl._driver import compute_driver_executable
 
 from activations import FORMULAS
 from qkv.see.steps.step import ACTIVATION_ROWS, ROWS, spell
 
-from .bundling import script_of
+from .bundling import by_node, script_of
 
 XS = [*np.linspace(-9, 9, 180).tolist(), -40.0, 40.0]
 
@@ -22,14 +20,11 @@ def test_a_page_computes_and_writes_out_each_activation() -> None:
         f"const xs = {XS}, ops = {json.dumps(ops)};\n"
         "const x = { shape: [xs.length, 1], get: (i) => xs[i], row: (i) => [xs[i]] };\n"
         "const { spell } = page.sumsOf(() => x);\n"
-        "const results = ops.map((op) => ["
-        "page.PLAIN.activated(xs, op.at), xs.map((_, i) => spell(op, i, 0))]);\n"
-        "process.stdout.write(JSON.stringify(results));"
+        "const result = ops.map((op) => ["
+        "page.PLAIN.activated(xs, op.at), xs.map((_, i) => spell(op, i, 0))]);"
     )
-    node = str(compute_driver_executable()[0])
-    done = subprocess.run([node, "-e", code], capture_output=True, text=True, check=True)
     exact, x = FORMULAS | {"tanh": math.tanh}, np.array(XS)[:, None]
-    for op, (found, sums) in zip(ops, json.loads(done.stdout), strict=True):
+    for op, (found, sums) in zip(ops, by_node(code), strict=True):
         expected = [exact[op["at"]](number) for number in XS]
         np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-8, err_msg=op["at"])
         for i, written in enumerate(sums):

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from playwright.sync_api import Locator, Page
+from playwright.sync_api import Page
 
 from qkv.layers import MLP, Block, MultiHeadAttention, RMSNorm
 from qkv.models import random_model
@@ -20,11 +21,24 @@ from qkv.see.page.payload import payload_of, shift_payload, walk_payload
 from qkv.see.steps.walk import Walk, walk_head, walk_layer
 from qkv.trace import Trace
 
-from .support import STATIC, Visit, after_each, idle, press, read, readout, said, tight, whole_page
+from .support import (
+    CELLS,
+    STATIC,
+    Visit,
+    after_each,
+    idle,
+    press,
+    read,
+    readout,
+    said,
+    tight,
+    whole_page,
+)
 from .test_page import problems
 
 CAT = "The cat sat on the mat"
 MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
+RIBBONS = "all => all.map(({ dataset: { from, to, wide } }) => [from, to, Number(wide)])"
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 
@@ -45,36 +59,25 @@ def lesson_walk(**options: Any) -> Walk:
     return walk_head(model.trace(CAT), 0, 1, model)
 
 
-SMALL = {
-    "hidden_size": 8,
-    "num_attention_heads": 2,
-    "num_hidden_layers": 2,
-    "intermediate_size": 12,
-    "max_position_embeddings": 8,
-    "vocab_size": 20,
-}
-MODELS = {
-    "bert": {"model_type": "bert", "architectures": ["BertForMaskedLM"], **SMALL},
-    "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SMALL},
+SIZES = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 20}
+SIZES |= {"intermediate_size": 12, "max_position_embeddings": 8}
+MODELS: dict[str, dict[str, Any]] = {
+    "bert": {"architectures": ["BertForMaskedLM"], **SIZES},
+    "llama": {"architectures": ["LlamaForCausalLM"], **SIZES},
     # both parts of a block read the block's input, each through its own norm or through one norm
-    "gpt_neox": {
-        **{"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"], "rotary_pct": 0.5},
-        **SMALL,
-    },
+    "gpt_neox": {"architectures": ["GPTNeoXForCausalLM"], "rotary_pct": 0.5, **SIZES},
     "gptj": {
-        **{"model_type": "gptj", "architectures": ["GPTJForCausalLM"], "rotary_dim": 2},
+        **{"architectures": ["GPTJForCausalLM"], "rotary_dim": 2, "vocab_size": 20},
         **{"n_embd": 8, "n_head": 2, "n_layer": 2, "n_inner": 12, "n_positions": 8},
-        "vocab_size": 20,
     },
 }
 
 
 def model_walk(name: str) -> Walk:
     """Return a walk through a model, up to the words that it predicts."""
-    model = fresh_model(MODELS[name])
-    loud = {
-        name: 25 * array if array.ndim > 1 else array for name, array in model.parameters.items()
-    }
+    model = fresh_model({"model_type": name, **MODELS[name]})
+    parameters = model.parameters.items()
+    loud = {name: 25 * array if array.ndim > 1 else array for name, array in parameters}
     model = model.with_parameters(loud)
     return walk_head(model.trace([3, 14, 5, 9]), 0, 1, model)
 
@@ -115,6 +118,11 @@ def agree(found: str, expected: str) -> None:
     np.testing.assert_allclose(numbers, values, atol=2e-3)
 
 
+def sum_of(walk: Walk, step: Any, cell: tuple[int, int]) -> str:
+    """Return the written sum of a cell, without the cell's name and number."""
+    return " = ".join(walk.spell(step, cell, most=6).split(" = ")[1:-1])
+
+
 def steps(page: Page) -> Iterator[int]:
     """Yield the index of every step, and go to the next by the Next button."""
     count = page.get_by_role("tab").count()
@@ -151,10 +159,9 @@ def test_every_step_has_its_lines_its_numbers_and_the_sum_of_any_cell(
                 number = float(step.values[i, j])
                 hidden = step.hidden is not None and step.hidden[i, j]
                 assert read(value) == pytest.approx(number, abs=5.1e-4)
-                spelled = walk.spell(step, (i, j), most=6).split(" = ")
                 if step.rows[i].isascii() and step.rows[i].isalnum():
                     assert where.startswith(f"{step.name}[{step.rows[i]}, ")
-                how = " = ".join(spelled[1:-1])
+                how = sum_of(walk, step, (i, j))
                 if hidden:
                     assert shown["="] == "hidden"
                 elif how:
@@ -256,10 +263,8 @@ def test_the_last_step_is_shown_beside_the_models_own_output(visit: Visit, name:
     press(page, "ArrowDown", "Control+Home", "ArrowDown", "ArrowRight")
     title = page.locator(".readout-title").nth(1).inner_text()
     assert title.startswith(f"{walk.own_name}[{walk.tokens[1]}, 1] = ")
-    assert read(title.rpartition(" ")[2]) == pytest.approx(float(walk.own[1, 1]), abs=5.1e-4)
-    assert read(readout(page)[""].rpartition(" ")[2]) == pytest.approx(
-        float(walk.recomputed[1, 1]), abs=5.1e-4
-    )
+    for shown, own in ((title, walk.own), (readout(page)[""], walk.recomputed)):
+        assert read(shown.rpartition(" ")[2]) == pytest.approx(float(own[1, 1]), abs=5.1e-4)
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -295,25 +300,17 @@ def test_the_walk_of_a_model_continues_to_the_words(visit: Visit, width: int) ->
 @pytest.mark.parametrize("name", ["lesson", "cross", "rotary", "block", "bert", "llama"])
 def test_no_two_nodes_of_the_block_touch(visit: Visit, name: str, width: int) -> None:
     page = visit(walk_page(layer_walk(name)), width=width)
-    found = page.locator(".block-name, .block-words:not(:empty)").evaluate_all(
-        "all => all.map((one) => one.getBoundingClientRect())"
-        ".map(({ left, right, top, bottom }) => [left, right, top, bottom])"
-    )
+    found = boxes(page, ".block-name, .block-words:not(:empty)")
     assert len(found) > len(layer_walk(name).steps)
-    for k, (left, right, top, bottom) in enumerate(found):
-        assert left >= 0
-        assert right <= width
-        for other in found[:k]:
-            apart = left >= other[1] or other[0] >= right or top >= other[3] or other[2] >= bottom
-            assert apart, (name, found[k], other)
+    assert min(box["left"] for box in found) >= 0
+    assert max(box["right"] for box in found) <= width
+    assert overlapping(found, within=0) == []
 
 
 def test_ribbons_join_each_step_to_its_inputs(visit: Visit) -> None:
     page = visit(walk_page(model_walk("llama")))
-    ribbons = page.locator(".ribbon[data-from]").evaluate_all(
-        "all => all.map((one) => [one.dataset.from, one.dataset.to].join(' '))"
-    )
-    assert ribbons == [
+    ribbons = page.locator(".ribbon[data-from]").evaluate_all(RIBBONS)
+    assert [f"{name} {to}" for name, to, _ in ribbons] == [
         *("E X", "X N", "N Q", "N K", "N V", "Q Q_rotated", "K K_rotated"),
         *("Q_rotated scores", "K_rotated scores", "scores scaled", "scaled masked"),
         *("masked weights", "weights context", "V context", "context joined", "joined out"),
@@ -357,10 +354,8 @@ def test_ribbon_widths_follow_the_chosen_row(visit: Visit) -> None:
         page.locator(".map").first.focus()
         press(page, "ArrowDown", "Control+Home", *["ArrowDown"] * row, "Enter")
         assert f"vector of {walk.tokens[row]} has" in page.locator(".walk-panel .note").inner_text()
-        found = page.locator(".ribbon[data-from]").evaluate_all(
-            "all => all.map((one) => [one.dataset.from, Number(one.dataset.wide)])"
-        )
-        wide = dict(found)
+        ribbons = page.locator(".ribbon[data-from]").evaluate_all(RIBBONS)
+        wide = {name: wide for name, _, wide in ribbons}
         for name in ("X", "Q", "V", "out", "R", "N1", "mlp", "R2"):
             expected = np.linalg.norm(steps[name][row]) / np.linalg.norm(steps["X"][row])
             if min(wide[name], wide["X"]) > 1.01:
@@ -392,10 +387,9 @@ def test_the_walk_of_a_long_text_shows_only_some_rows(visit: Visit) -> None:
         press(page, "ArrowDown", "Control+Home", "ArrowDown", "ArrowDown")
         shown = readout(page)
         position = (rows[2], 0)
-        assert read(shown[""].rpartition(" ")[2]) == pytest.approx(
-            float(step.values[position]), abs=5.1e-4
-        )
-        agree(shown["="], " = ".join(walk.spell(step, position, most=6).split(" = ")[1:-1]))
+        number = float(step.values[position])
+        assert read(shown[""].rpartition(" ")[2]) == pytest.approx(number, abs=5.1e-4)
+        agree(shown["="], sum_of(walk, step, position))
 
 
 def test_a_matrix_that_the_page_leaves_out_is_named(visit: Visit) -> None:
@@ -410,10 +404,9 @@ def test_a_matrix_that_the_page_leaves_out_is_named(visit: Visit) -> None:
 
 
 def two_sentences() -> Shift:
-    model = random_model(["I sat on the bank of the river.", "The bank raised its rates."], dim=12)
-    return shift_of_traces(
-        [model.trace("I sat on the bank of the river."), model.trace("The bank raised its rates.")]
-    )
+    texts = ["I sat on the bank of the river.", "The bank raised its rates."]
+    model = random_model(texts, dim=12)
+    return shift_of_traces([model.trace(text) for text in texts])
 
 
 def shift_between(before: np.ndarray, after: np.ndarray, tokens: list[str]) -> Shift:
@@ -438,29 +431,19 @@ def positions(page: Page) -> np.ndarray:
     )
 
 
-def boxes(page: Page) -> list[dict[str, float]]:
-    return page.locator(".shift-label").evaluate_all(
-        "labels => labels.map((label) => { const b = label.getBoundingClientRect();"
-        " return {left: b.left, right: b.right, top: b.top, bottom: b.bottom,"
-        " text: label.textContent}; })"
+def boxes(page: Page, nodes: str = ".shift-label") -> list[dict[str, Any]]:
+    return page.locator(nodes).evaluate_all(
+        "nodes => nodes.map((node) =>"
+        " ({ ...node.getBoundingClientRect().toJSON(), text: node.textContent }))"
     )
 
 
-def overlapping(page: Page) -> list[tuple[str, str]]:
-    found = boxes(page)
-    return [
-        (a["text"], b["text"])
-        for k, a in enumerate(found)
-        for b in found[:k]
-        if a["left"] < b["right"] - 0.5
-        and b["left"] < a["right"] - 0.5
-        and a["top"] < b["bottom"] - 0.5
-        and b["top"] < a["bottom"] - 0.5
-    ]
+def overlapping(found: list[dict[str, Any]], within: float = 0.5) -> list[tuple[str, str]]:
+    def begins(a: dict[str, Any], b: dict[str, Any]) -> bool:
+        return a["left"] < b["right"] - within and a["top"] < b["bottom"] - within
 
-
-def slider(page: Page) -> Locator:
-    return page.get_by_role("slider")
+    pairs = itertools.combinations(found, 2)
+    return [(a["text"], b["text"]) for a, b in pairs if begins(a, b) and begins(b, a)]
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -468,7 +451,8 @@ def test_arrows_are_in_one_plane_at_every_layer(visit: Visit, width: int) -> Non
     shift = two_sentences()
     page = visit(shift_page(shift), width=width)
     at_last = positions(page)
-    slider(page).focus()
+    slider = page.get_by_role("slider")
+    slider.focus()
     press(page, "Home")
     for stage in shift.stages:
         ends = positions(page)
@@ -480,7 +464,7 @@ def test_arrows_are_in_one_plane_at_every_layer(visit: Visit, width: int) -> Non
         # both axes have the same unit, and y points up
         np.testing.assert_allclose(spans[1], spans[0] * [size, -size], atol=0.1)
         assert page.locator("output").inner_text() == stage.name
-        assert slider(page).get_attribute("aria-valuetext") == stage.name
+        assert slider.get_attribute("aria-valuetext") == stage.name
         press(page, "ArrowRight")
     assert said(page).startswith(shift.stages[-1].name)
 
@@ -491,17 +475,11 @@ def test_no_two_labels_touch_up_to_20_tokens(visit: Visit, width: int, seed: int
     page = visit(shift_page(many(20, seed=seed)), width=width)
     texts = [box["text"] for box in boxes(page)]
     assert sorted(texts) == sorted(2 * [f"word{number}" for number in range(20)])
-    assert overlapping(page) == []
+    assert overlapping(boxes(page)) == []
     frame = page.locator(".shift-frame").bounding_box()
     for box in boxes(page):
         assert frame["x"] - 1 <= box["left"]
         assert box["right"] <= frame["x"] + frame["width"] + 1
-
-
-def rows_of(table: Locator) -> list[list[str]]:
-    return table.locator("tr").evaluate_all(
-        "rows => rows.map((row) => [...row.children].map((cell) => cell.textContent))"
-    )
 
 
 def test_a_word_that_is_pressed_is_marked_and_named(visit: Visit) -> None:
@@ -527,14 +505,16 @@ def test_the_page_of_a_shift_tells_its_numbers_and_saves_them(visit: Visit) -> N
     for number, share in enumerate(shift.explained, 1):
         assert f"PC {number} ({100 * share:.0f}% of the variance of unit vectors)" in texts
     last = shift.stages[-1]
-    furthest = int(np.linalg.norm(last.points - shift.before, axis=1).argmax())
-    sentence = page.locator(".sentence").inner_text()
+    lengths = np.linalg.norm(last.points - shift.before, axis=1)
+    furthest = int(lengths.argmax())
+    sentence = page.locator(".sentence").inner_text().replace(MINUS, "-")
     assert sentence.startswith(shift.tokens[furthest])
-    assert f"vector after layer 0 is {last.cosine[furthest]:.3f}" in sentence.replace(MINUS, "-")
+    assert f" has the longest arrow: {lengths.max():.2f} in the plane" in sentence
+    assert f"vector after layer 0 is {last.cosine[furthest]:.3f}" in sentence
     lowest = last.cosine[furthest] == last.cosine.min()
     assert sentence.endswith(", the lowest of all.") == lowest
     held = page.locator(".note", has_text="One plane for all layers").inner_text()
-    assert f"The plane shows {100 * shift.stages[-1].held:.0f}% of the variance" in held
+    assert f"The plane shows {100 * last.held:.0f}% of the variance" in held
     page.get_by_text("Save", exact=True).click()
     with page.expect_download() as download:
         page.get_by_role("button", name="CSV: words").click()
@@ -553,29 +533,22 @@ def test_the_page_of_a_shift_tells_its_numbers_and_saves_them(visit: Visit) -> N
     written = [part.text for part in svg.iter(f"{space}text")]
     for box in boxes(page):
         written.remove(box["text"])
-    ends = [
-        [float(line.get(name, "nan")) for name in ("x1", "y1", "x2", "y2")]
-        for line in svg.iter(f"{space}line")
-    ]
+    lines = svg.iter(f"{space}line")
+    ends = [[float(line.get(end, "nan")) for end in ("x1", "y1", "x2", "y2")] for line in lines]
     assert all(position in ends for position in positions(page).tolist())
-    head, *rows = rows_of(page.get_by_role("table").first)
+    head, *rows = page.get_by_role("table").first.locator("tr").evaluate_all(CELLS)
     assert head == ["word", "sentence", *(stage.name for stage in shift.stages)]
     assert len(rows) == len(shift.tokens)
     for position, (word, sentence, *cosines) in enumerate(rows):
         assert (word, sentence) == (shift.tokens[position], "AB"[shift.of[position]])
         expected = [stage.cosine[position] for stage in shift.stages]
         assert [x.replace(MINUS, "-") for x in cosines] == [f"{x:.3f}" for x in expected]
-    head, *rows = rows_of(page.get_by_role("table").nth(1))
+    head, *rows = page.get_by_role("table").nth(1).locator("tr").evaluate_all(CELLS)
     assert head == ["word", "sentences", "static", *(stage.name for stage in shift.stages)]
     for pair, (word, sentences, *cosines) in zip(shift.pairs, rows, strict=True):
         assert (word, sentences) == (pair.word, "A, B")
         assert [x.replace(MINUS, "-") for x in cosines] == [f"{x:.3f}" for x in pair.cosine]
-    last = shift.stages[-1]
-    lengths = np.linalg.norm(last.points - shift.before, axis=1)
-    said = page.locator(".sentence").inner_text().replace(MINUS, "-")
-    assert f" has the longest arrow: {lengths.max():.2f} in the plane" in said
-    assert f"is {last.cosine[lengths.argmax()]:.3f}" in said
-    slider(page).focus()
+    page.get_by_role("slider").focus()
     press(page, "Home")
     marked = page.locator("th.shift-now").all_inner_texts()
     assert marked == [shift.stages[0].name] * 2
@@ -592,16 +565,11 @@ def test_vectors_that_do_not_move_are_drawn(visit: Visit) -> None:
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("kind", ["walk", "cross", "bert", "shift", "arrays"])
+@pytest.mark.parametrize("kind", ["lesson", "cross", "bert", "shift", "arrays"])
 def test_it_fits_and_passes_axe(visit: Visit, kind: str, width: int) -> None:
-    made = {
-        "walk": lambda: walk_page(lesson_walk(causal=True)),
-        "cross": lambda: walk_page(layer_walk("cross")),
-        "bert": lambda: walk_page(model_walk("bert")),
-        "shift": lambda: shift_page(two_sentences()),
-        "arrays": lambda: shift_page(many(30)),
-    }
-    page = visit(made[kind](), width=width)
+    shifts = {"shift": two_sentences, "arrays": lambda: many(30)}
+    html = shift_page(shifts[kind]()) if kind in shifts else walk_page(layer_walk(kind))
+    page = visit(html, width=width)
     tabs = page.get_by_role("tab")
     for k in range(max(1, tabs.count())):
         if tabs.count():
