@@ -252,6 +252,11 @@ class Theirs:
             found["logits", 0] = self.decoder(ids).logits
         return found
 
+    @torch.no_grad()
+    def of_texts(self, name: str, layer: int) -> torch.Tensor:
+        """Return an activation at all tokens of all texts, (tokens, ...), one run for each text."""
+        return torch.cat([self.seen(name, text=text)[name, layer][0] for text in self.texts])
+
     def hold(self, number: int) -> None:
         """Check the form of a row and its numbers."""
         row, found = self.rows[number], self.found[number]

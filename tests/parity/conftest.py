@@ -5,6 +5,7 @@ each other several times slower.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,14 @@ def _quiet() -> Iterator[None]:
     torch.set_num_threads(1)
     with threadpool_limits(1):
         yield
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return the models of docs/coming-from.md, and the results of the page's code."""
+    from .coming_from import Theirs
+
+    return Theirs(tmp_path_factory.mktemp("coming-from"))
 
 
 @pytest.fixture(autouse=True)

@@ -260,15 +260,9 @@ def hooked(module: Any, where: str, change: Change) -> Iterator[None]:
     def behind(_: Any, __: Any, found: Any) -> Any:
         return replaced(found, change(first(found).clone()))
 
-    hook = (
-        module.register_forward_hook(behind)
-        if where == "out"
-        else module.register_forward_pre_hook(before)
-    )
-    try:
+    register = module.register_forward_pre_hook if where != "out" else module.register_forward_hook
+    with register(behind if where == "out" else before):
         yield
-    finally:
-        hook.remove()
 
 
 def attention(changes: Mapping[tuple[int, str], Change]) -> Callable[..., Any]:

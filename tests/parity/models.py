@@ -1,6 +1,6 @@
 """Random models saved by transformers and loaded by both libraries, and their comparison."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from torch.overrides import TorchFunctionMode
 
 import qkv
 from models.sizes import MIXED
 
 BOUND = {torch.float32: 2e-5, torch.float64: 1e-10}  # relative to max(1, the largest value)
+EVERY_LAYER = {"output_hidden_states": True, "output_attentions": True}
 
 
 class _Double(TorchFunctionMode):
@@ -74,6 +76,20 @@ class Pair:
         """Whether transformers' model is in float64."""
         return bool(self.theirs.dtype == torch.float64)
 
+    def run(self, *given: Any, **named: Any) -> Any:
+        """Return the outputs of transformers' model for arrays, without gradients."""
+        tensors, options = tensors_of(given, named)
+        with torch.inference_mode(), double(self.is_double):
+            return self.theirs(*tensors, **options)
+
+    def greedy(self, ids: Any, count: int, **named: Any) -> list[list[int]]:
+        """Return the `count` tokens that transformers generates for ids (B, T), per text."""
+        tensors, options = tensors_of([np.array(ids)], named)
+        first = 1 if self.theirs.config.is_encoder_decoder else len(ids[0])
+        with torch.inference_mode(), double(self.is_double):
+            found = self.theirs.generate(*tensors, max_new_tokens=count, do_sample=False, **options)
+        return [row[first:] for row in found.tolist()]
+
     def near(self, found: Any, expected: Any, what: str) -> None:
         """Assert equal shapes, and values within `bound` times max(1, the largest value)."""
         expected = expected.detach().numpy() if isinstance(expected, torch.Tensor) else expected
@@ -84,9 +100,18 @@ class Pair:
         assert difference <= allowed, f"{what}: {difference:.2e} > {allowed:.2e}"
 
 
+def tensors_of(given: Iterable[Any], named: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Convert arrays to tensors, and leave other values as they are."""
+
+    def tensor(value: Any) -> Any:
+        return torch.tensor(value) if isinstance(value, np.ndarray) else value
+
+    return [*map(tensor, given)], {name: tensor(value) for name, value in named.items()}
+
+
 def made(
     folder: Path,
-    kind: type,
+    kind: Any,
     config: Any,
     dtype: torch.dtype = torch.float32,
     *,
@@ -95,8 +120,11 @@ def made(
 ) -> Pair:
     """Save a random model of class `kind` with transformers, and load it with both libraries.
 
-    `options` are passed to transformers' `from_pretrained`.
+    `kind` is a class or its name, and `config` a config or its values. `options` are passed to
+    transformers' `from_pretrained`.
     """
+    kind = getattr(transformers, kind) if isinstance(kind, str) else kind
+    config = kind.config_class(**config) if isinstance(config, dict) else config
     options = {"attn_implementation": "eager", "dtype": dtype, **options}
     if config.model_type in MIXED:
         options["experts_implementation"] = "eager"  # the others support only float32
@@ -124,19 +152,23 @@ def ids_of(pair: Pair, lengths: list[int], side: str, seed: int = 0) -> tuple[An
     return np.where(mask == 1, ids, 1 if padding is None else padding), mask
 
 
+def images_of(pair: Pair, count: int, size: tuple[int, int] | None = None) -> Any:
+    """Return random images (count, C, H, W) in the model's type, of `size` or of its own size."""
+    design = getattr(pair.ours, "vision", pair.ours).design
+    shape = (count, design.channels, *(size or design.image))
+    kind = np.float64 if pair.is_double else np.float32
+    return np.random.default_rng(0).standard_normal(shape).astype(kind)
+
+
 def compare_batch(pair: Pair, lengths: list[int], side: str) -> None:
     """Compare the last hidden states and logits of a padded batch, except at padding."""
     ids, mask = ids_of(pair, lengths, side)
-    with torch.inference_mode(), double(pair.is_double):
-        theirs = pair.theirs(
-            torch.tensor(ids), attention_mask=torch.tensor(mask), output_hidden_states=True
-        )
+    theirs = pair.run(ids, attention_mask=mask, output_hidden_states=True)
     ours = pair.ours(ids, mask)
     real = mask.astype(bool)
     pair.near(ours.last_hidden_state[real], theirs.hidden_states[-1].numpy()[real], "last")
     logits = theirs.get("logits", theirs.get("prediction_logits"))
     if logits is not None:
-        assert ours.logits is not None
         if logits.shape[:2] == mask.shape:  # logits for each token
             pair.near(ours.logits[real], logits.numpy()[real], "logits")
         else:
@@ -146,9 +178,7 @@ def compare_batch(pair: Pair, lengths: list[int], side: str) -> None:
 def compare_layers(pair: Pair, length: int) -> None:
     """Compare hidden states and attention weights of every layer, for one text without padding."""
     ids, _ = ids_of(pair, [length], "right")
-    with torch.inference_mode(), double(pair.is_double):
-        theirs = pair.theirs(torch.tensor(ids), output_hidden_states=True, output_attentions=True)
-    compare_trace(pair, pair.ours.trace(ids), theirs)
+    compare_trace(pair, pair.ours.trace(ids), pair.run(ids, **EVERY_LAYER))
 
 
 def compare_trace(pair: Pair, trace: qkv.Trace, theirs: Any) -> None:

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+from .models import scatter
 
 WORDS = [f"w{number}" for number in range(60)]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -26,6 +28,18 @@ def tokenizer(limit: int | None = None, words: Sequence[str] = WORDS) -> PreTrai
     if limit is not None:
         given["model_max_length"] = limit
     return PreTrainedTokenizerFast(tokenizer_object=made, **given)
+
+
+def random_bert(folder: Path, limit: int | None = None, seed: int = 0, **others: int) -> None:
+    """Save a small random BERT for the words of `tokenizer(limit)`, and this tokenizer."""
+    sizes = {
+        **{"vocab_size": len(SPECIAL) + len(WORDS), "hidden_size": 24, "num_hidden_layers": 2},
+        **{"num_attention_heads": 3, "intermediate_size": 40, "max_position_embeddings": 40},
+    }
+    model = BertModel(BertConfig(**sizes | others), add_pooling_layer=False)
+    scatter(model, seed)
+    model.save_pretrained(folder)
+    tokenizer(limit).save_pretrained(folder)
 
 
 def sentences_of_the_docs(count: int) -> list[str]:

@@ -1,7 +1,7 @@
 """Tests of gradients with respect to activations, against torch's autograd in transformers."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,24 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
-from qkv.circuits import SAE
-
-from .hooks import edited
-from .models import Pair, double, ids_of, made
-from .test_circuits import CLEAN, CORRUPTED, FAMILIES as HOOKED, METRIC, metric_of
+from .models import double, ids_of, made
 
 LENGTHS = [11, 4, 7]
 
@@ -41,8 +25,8 @@ class Family:
         joined: the module that computes queries, keys and values side by side.
     """
 
-    kind: type
-    config: Any
+    kind: str
+    config: dict[str, Any]
     given: dict[str, str] = field(default_factory=dict)
     gives: dict[str, str] = field(default_factory=dict)
     joined: str | None = None
@@ -51,7 +35,7 @@ class Family:
 SIZES: dict[str, Any] = {
     **{"vocab_size": 97, "hidden_size": 24, "intermediate_size": 50, "num_hidden_layers": 2},
     **{"num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64},
-    **{"pad_token_id": 0},
+    "pad_token_id": 0,
 }
 AT, MLP = "model.layers.*.self_attn", "model.layers.*.mlp"
 LLAMA_GIVEN = {
@@ -73,8 +57,8 @@ LLAMA_GIVES = {
 }
 FAMILIES = {
     "gpt2": Family(
-        GPT2LMHeadModel,
-        GPT2Config(vocab_size=97, n_positions=64, n_embd=33, n_head=3, n_layer=2),
+        "GPT2LMHeadModel",
+        {"vocab_size": 97, "n_positions": 64, "n_embd": 33, "n_head": 3, "n_layer": 2},
         given={
             "blocks.*.hook_resid_pre": "transformer.h.*",
             "blocks.*.hook_resid_mid": "transformer.h.*.ln_2",
@@ -92,20 +76,18 @@ FAMILIES = {
         joined="transformer.h.*.attn.c_attn",
     ),
     "llama": Family(
-        LlamaForCausalLM,
-        LlamaConfig(**SIZES, rms_norm_eps=1e-2, attention_bias=True),
+        "LlamaForCausalLM",
+        {**SIZES, "rms_norm_eps": 1e-2, "attention_bias": True},
         LLAMA_GIVEN,
         LLAMA_GIVES,
     ),
-    "qwen3": Family(
-        Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=10), LLAMA_GIVEN, LLAMA_GIVES
-    ),
+    "qwen3": Family("Qwen3ForCausalLM", {**SIZES, "head_dim": 10}, LLAMA_GIVEN, LLAMA_GIVES),
     "gemma2": Family(
-        Gemma2ForCausalLM,
-        Gemma2Config(
-            **SIZES, head_dim=10, sliding_window=6, query_pre_attn_scalar=10,
-            attn_logit_softcapping=2.0, final_logit_softcapping=3.0,
-        ),
+        "Gemma2ForCausalLM",
+        {
+            **{**SIZES, "head_dim": 10, "sliding_window": 6, "query_pre_attn_scalar": 10},
+            **{"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+        },
         LLAMA_GIVEN | {"blocks.*.hook_resid_mid": "model.layers.*.pre_feedforward_layernorm"},
         {
             **{name: theirs for name, theirs in LLAMA_GIVES.items() if name != "hook_embed"},
@@ -114,11 +96,12 @@ FAMILIES = {
         },
     ),
     "bert": Family(
-        BertForMaskedLM,
-        BertConfig(
-            vocab_size=97, hidden_size=24, num_attention_heads=3, num_hidden_layers=2,
-            intermediate_size=50, max_position_embeddings=64, layer_norm_eps=1e-2,
-        ),
+        "BertForMaskedLM",
+        {
+            **{"vocab_size": 97, "hidden_size": 24, "num_attention_heads": 3},
+            **{"num_hidden_layers": 2, "intermediate_size": 50, "max_position_embeddings": 64},
+            "layer_norm_eps": 1e-2,
+        },
         given={
             "blocks.*.hook_resid_pre": "bert.encoder.layer.*.attention.self.query",
             "blocks.*.attn.hook_z": "bert.encoder.layer.*.attention.output.dense",
@@ -139,7 +122,7 @@ FAMILIES = {
             "blocks.*.hook_normalized_resid_post": "bert.encoder.layer.*.output.LayerNorm",
         },
     ),
-}  # fmt: skip
+}
 
 
 @contextmanager
@@ -158,15 +141,10 @@ def kept(model: torch.nn.Module) -> Iterator[dict[str, tuple[Any, Any]]]:
 
         return hook
 
-    handles = [
-        part.register_forward_hook(hook_of(name), with_kwargs=True)
-        for name, part in model.named_modules()
-    ]
-    try:
+    with ExitStack() as stack:
+        for name, part in model.named_modules():
+            stack.enter_context(part.register_forward_hook(hook_of(name), with_kwargs=True))
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def expected_of(family: Family, seen: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
@@ -210,130 +188,3 @@ def test_each_gradient_is_that_of_autograd(tmp_path: Path, name: str, dtype: tor
         array = array.reshape(array.shape[:1] + ids.shape[1:] + found[full].shape[2:])
         difference = np.abs(found[full] - array)[real].max()
         assert difference <= pair.bound * max(1, largest), f"{full}: {difference:.2e}"
-
-
-# Activations that torch hooks reach in all three families.
-TAPPED = (
-    "q",
-    "k",
-    "v",
-    "attn_scores",
-    "pattern",
-    "z",
-    "attn_out",
-    "mlp.pre",
-    "mlp.post",
-    "mlp_out",
-)
-ABOVE = [("pattern", 2), ("mlp.post", 1), ("q", 2), ("attn_scores", 1)]
-
-
-@pytest.fixture(scope="module", params=["gpt2", "llama", "gpt_neox"])
-def hooked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """Return a random float32 model of a family, in both libraries."""
-    kind, config = HOOKED[request.param]
-    return made(tmp_path_factory.mktemp(request.param), kind, config)
-
-
-def tapped(pair: Pair, changes: dict[tuple[str, int], Any]) -> dict[tuple[str, int], Any]:
-    """Return torch's edited `TAPPED` activations, which retain their gradients, and its logits."""
-    found: dict[tuple[str, int], Any] = {}
-
-    def tap(key: tuple[str, int]) -> Any:
-        def keep(x: torch.Tensor) -> torch.Tensor:
-            x = changes[key](x) if key in changes else x
-            x = x if x.requires_grad else x.requires_grad_()
-            x.retain_grad()
-            found[key] = x
-            return x
-
-        return keep
-
-    keys = [(name, layer) for name in TAPPED for layer in range(3)]
-    with edited(pair.theirs, pair.theirs.config.model_type, {key: tap(key) for key in keys}):
-        found["logits", 0] = pair.theirs(torch.tensor(CLEAN)[None]).logits
-    return found
-
-
-def same_gradients(pair: Pair, total: Any, seen: dict[tuple[str, int], Any], **given: Any) -> None:
-    """Compare the gradients of `total` at all tapped activations with ours."""
-    total.backward()
-    keys = [key for key in seen if key[0] != "logits"]
-    found = pair.ours.gradient(CLEAN, at=keys, **given)
-    expected = {key: seen[key].grad for key in keys}
-    expected = {
-        k: np.zeros(found[k].shape) if g is None else g.numpy() for k, g in expected.items()
-    }
-    largest = max(np.abs(array).max() for array in expected.values())
-    for key, array in expected.items():
-        assert found[key].shape == array.shape, key
-        difference = np.abs(found[key] - array).max()
-        assert difference <= 2e-5 * max(1, largest), f"{key}: {difference:.2e}"
-    assert sum(bool(array.any()) for array in expected.values()) > 5
-
-
-def test_gradients_of_a_logit_difference_at_each_hook(hooked: Pair) -> None:
-    seen = tapped(hooked, {})
-    same_gradients(hooked, metric_of(seen["logits", 0]), seen, of=METRIC)
-
-
-@pytest.mark.parametrize("of", ABOVE, ids=str)
-def test_gradients_of_an_activation(hooked: Pair, of: tuple[str, int]) -> None:
-    seen = tapped(hooked, {})
-    there = np.isfinite(seen[of].detach().numpy())
-    weight = np.where(there, np.random.default_rng(2).standard_normal(there.shape), 0)
-    weight = weight.astype(np.float32)
-    total = (torch.where(torch.tensor(there), seen[of], 0) * torch.tensor(weight)).sum()
-    same_gradients(hooked, total, seen, of={of: weight})
-
-
-def test_under_edits(hooked: Pair) -> None:
-    """Gradients agree if edits replace activations, set heads to zero or a mean, or mask keys."""
-    arrays = hooked.ours.trace(CORRUPTED, names=[("mlp_out", 0), ("pattern", 1), ("k", 2)])
-    given = {name: arrays[name] for name in (("mlp_out", 0), ("pattern", 1), ("k", 2))}
-    mean = hooked.ours.trace(CLEAN)["z", 2][0, :, 3].mean(0)
-
-    def masked(scores: torch.Tensor) -> torch.Tensor:
-        scores[..., 2] = -torch.inf
-        scores[:, :, 5, 1] = -torch.inf
-        return scores
-
-    def ablated(head: int, value: Any) -> Any:
-        def change(z: torch.Tensor) -> torch.Tensor:
-            z[:, :, head] = torch.as_tensor(value)
-            return z
-
-        return change
-
-    changes: dict[tuple[str, int], Any] = {
-        **{key: lambda x, key=key: torch.tensor(given[key]) for key in given},
-        **{("attn_scores", layer): masked for layer in range(3)},
-        ("z", 0): ablated(1, 0.0),
-        ("z", 2): ablated(3, mean),
-    }
-    seen = tapped(hooked, changes)
-    edits = {"ablate": {(0, 1): "zero", (2, 3): "mean"}, "hide": [2, (5, 1)], "edit": given}
-    same_gradients(hooked, metric_of(seen["logits", 0]), seen, of=METRIC, **edits)
-
-
-@pytest.mark.parametrize("keeping", [False, True])
-def test_through_an_autoencoder(hooked: Pair, keeping: bool) -> None:
-    """Gradients agree through an autoencoder at an MLP's output, with and without its error."""
-    size = hooked.ours.dim
-    rng = np.random.default_rng(5)
-    encoder, decoder, b_enc, b_dec = (
-        rng.standard_normal(shape).astype(np.float32)
-        for shape in ((size, 40), (40, size), (40,), (size,))
-    )
-    sae = SAE(encoder, decoder, b_enc, b_dec, at=("mlp_out", 1))
-
-    def spliced(x: torch.Tensor) -> torch.Tensor:
-        features = torch.relu(
-            (x - torch.tensor(b_dec)) @ torch.tensor(encoder) + torch.tensor(b_enc)
-        )
-        out = features @ torch.tensor(decoder) + torch.tensor(b_dec)
-        return out + (x - out) if keeping else out
-
-    seen = tapped(hooked, {("mlp_out", 1): spliced})
-    edit = {sae.at: sae.keeping_error() if keeping else sae}
-    same_gradients(hooked, metric_of(seen["logits", 0]), seen, of=METRIC, edit=edit)

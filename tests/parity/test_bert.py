@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer
 
 import qkv
 from rows import sample
 
-from .sentences import sentences_of_the_docs
+from .models import scatter
+from .sentences import sentences_of_the_docs, tokenizer
 from .support import close, texts_from, words_of
 
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 KEPT = ["pattern", "resid_pre", "normalized_resid_post"]
 CONFIGS: dict[str, dict[str, Any]] = {
     "five heads, gelu": {
@@ -57,7 +58,6 @@ class Pair:
     theirs: Any
     tokenizer: Tokenizer
     texts: list[str]
-    bound: float
 
     def run(self, texts):
         """Return transformers' lengths, hidden states and weights for a batch."""
@@ -75,29 +75,15 @@ class Pair:
         return lengths, [s.numpy() for s in out.hidden_states], [a.numpy() for a in out.attentions]
 
 
-def random_bert(
-    folder: Path, options, *, dtype=torch.float32, kind=transformers.BertModel, **saving
-):
+def random_bert(folder: Path, options, dtype=torch.float32):
     """Save a random BERT with all parameters far from their initial values; return its folder."""
-    words = [a + b + c for a in "bdfgklmnprst" for b in "aeiou" for c in "bdgklmnprst"]
-    ids = {word: number for number, word in enumerate([*SPECIAL, *words])}
-    config = transformers.BertConfig(vocab_size=len(ids), max_position_embeddings=512, **options)
-    model = kind(config).to(dtype)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            numbers = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            spread = 1.0 if "_embeddings" in name else 0.2
-            parameter.copy_(numbers * spread + ("LayerNorm.weight" in name))
-    model.save_pretrained(folder, **saving)
-    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.add_special_tokens(SPECIAL)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    words = product("bdfgklmnprst", "aeiou", "bdgklmnprst")
+    made = tokenizer(words=[*map("".join, words)])
+    config = transformers.BertConfig(vocab_size=len(made), max_position_embeddings=512, **options)
+    model = transformers.BertModel(config).to(dtype)
+    scatter(model)
+    model.save_pretrained(folder)
+    made.save_pretrained(folder)
     return folder
 
 
@@ -108,19 +94,15 @@ def minilm_folder() -> Path:
     return Path(spec.submodule_search_locations[0], "model")
 
 
-def pair(folder: Path, *, dtype=None, bound=1e-5) -> Pair:
+def pair(folder: Path) -> Pair:
     """Load a folder with both libraries and a tokenizer that does not truncate."""
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    theirs = transformers.AutoModel.from_pretrained(
-        folder,
-        attn_implementation="eager",
-        dtype=torch.float64 if dtype == np.float64 else torch.float32,
-    ).eval()
-    ours = qkv.load(folder, dtype=dtype)
+    inner = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    inner.no_padding()
+    inner.no_truncation()
+    options = {"attn_implementation": "eager", "dtype": torch.float32}
+    theirs = transformers.AutoModel.from_pretrained(folder, **options).eval()
     texts = texts_from(words_of(folder / "tokenizer.json"), 50, 400)
-    return Pair(ours, theirs, tokenizer, texts, bound)
+    return Pair(qkv.load(folder), theirs, inner, texts)
 
 
 @pytest.fixture(scope="module", params=["minilm", *CONFIGS])
@@ -143,9 +125,9 @@ def compare(trace, both, texts):
     for row, length in enumerate(lengths):
         one = trace[row]
         for ours, theirs in zip(one.hidden_states, states, strict=True):
-            close(ours[0], theirs[row, :length], both.bound)
+            close(ours[0], theirs[row, :length])
         for ours, theirs in zip(one.attentions, weights, strict=True):
-            close(ours[0], theirs[row, :, :length, :length], both.bound)
+            close(ours[0], theirs[row, :, :length, :length])
 
 
 def test_fifty_texts_have_1_to_400_words(both):
@@ -186,27 +168,10 @@ def test_sentence_vectors(both):
     texts = [*sample(both.texts)]
     expected = pooled(both, texts)
     normed = torch.nn.functional.normalize(expected).numpy()
-    close(both.ours.encode(texts, normalize_embeddings=False), expected.numpy(), both.bound)
-    close(both.ours.encode(texts, normalize_embeddings=True), normed, both.bound)
+    close(both.ours.encode(texts, normalize_embeddings=False), expected.numpy())
+    close(both.ours.encode(texts, normalize_embeddings=True), normed)
     for text, vector in zip(texts[:10], normed, strict=False):
-        close(both.ours.encode(text, normalize_embeddings=True), vector, both.bound)
-
-
-def test_padding_on_either_side(both):
-    texts = [text for text in both.texts if len(text.split()) < 60]
-    rows = [encoding.ids for encoding in both.tokenizer.encode_batch(texts)]
-    longest = max(map(len, rows))
-    for side in ("left", "right"):
-        ids = torch.zeros((len(rows), longest), dtype=torch.int64)
-        mask = torch.zeros_like(ids)
-        for row, found in enumerate(rows):
-            at = slice(longest - len(found), None) if side == "left" else slice(len(found))
-            ids[row, at], mask[row, at] = torch.tensor(found), 1
-        with torch.inference_mode():
-            theirs = both.theirs(ids, attention_mask=mask).last_hidden_state.numpy()
-        ours = both.ours(ids, mask).last_hidden_state
-        visible = mask.numpy() == 1
-        close(ours[visible], theirs[visible], both.bound)
+        close(both.ours.encode(text, normalize_embeddings=True), vector)
 
 
 def test_minilm_cuts_texts_to_256_tokens_and_normalizes_vectors():
@@ -240,36 +205,6 @@ def test_minilm_in_int8():
     assert cosines.min() > 0.998
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_in_float64(name, tmp_path):
-    both = pair(
-        random_bert(tmp_path, CONFIGS[name], dtype=torch.float64), bound=1e-10, dtype=np.float64
-    )
-    texts = both.texts[:12]
-    trace = both.ours.trace(texts[:4], names=KEPT)
-    assert trace["pattern", 0].dtype == np.float64
-    compare(trace, both, texts[:4])
-    for text in texts:
-        compare(both.ours.trace([text]), both, [text])
-    close(both.ours.encode(texts), pooled(both, texts).numpy(), 1e-10)
-
-
-@pytest.mark.parametrize("act", ["gelu_python", "gelu_fast", "gelu_pytorch_tanh", "silu", "swish"])
-def test_other_activations(act, tmp_path):
-    options = {**CONFIGS["five heads, gelu"], "hidden_act": act}
-    both = pair(random_bert(tmp_path, options, dtype=torch.float64), bound=1e-10, dtype=np.float64)
-    compare(both.ours.trace(both.texts[:3], names=KEPT), both, both.texts[:3])
-
-
-def test_shards_and_a_head(tmp_path):
-    """qkv loads the files of `BertForMaskedLM`: prefixed names, tied weights, several shards."""
-    options = CONFIGS["seven heads, gelu_new, one segment"]
-    random_bert(tmp_path, options, kind=transformers.BertForMaskedLM, max_shard_size="40KB")
-    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
-    both = pair(tmp_path)
-    compare(both.ours.trace(both.texts[:4], names=KEPT), both, both.texts[:4])
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_halves_are_computed_in_float32(dtype, tmp_path):
     random_bert(tmp_path, CONFIGS["five heads, gelu"], dtype=dtype)
@@ -277,23 +212,3 @@ def test_halves_are_computed_in_float32(dtype, tmp_path):
     both = pair(tmp_path)
     assert both.ours.parameters["embed.weight"].dtype == np.float32
     compare(both.ours.trace(both.texts[:4], names=KEPT), both, both.texts[:4])
-
-
-@pytest.mark.parametrize("kind", [transformers.BertModel, transformers.BertForMaskedLM])
-def test_transformers_opens_what_we_save(kind, tmp_path):
-    random_bert(tmp_path / "theirs", CONFIGS["five heads, gelu"], kind=kind)
-    ours = qkv.load(tmp_path / "theirs")
-    ours.save(tmp_path / "ours")
-    ids = torch.arange(4, 24)[None]
-    outputs = []
-    for name in ("theirs", "ours"):
-        model, notes = kind.from_pretrained(tmp_path / name, output_loading_info=True)
-        assert not notes["missing_keys"]
-        assert not notes["unexpected_keys"]
-        assert not notes["mismatched_keys"]
-        with torch.inference_mode():
-            outputs.append(model.eval()(ids)[0].numpy())
-    np.testing.assert_array_equal(*outputs)
-    text = "bab dad lal"
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
-    assert tokenizer(text)["input_ids"] == ours.tokenize(text).ids.tolist()

@@ -1,20 +1,11 @@
 """Tests of the names of TransformerLens's bridge against the modules that the bridge wraps."""
 
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 
 from qkv.circuits import SAE
 
@@ -47,12 +38,12 @@ GEMMA2 = {
     **{"mlp.out": "*.mlp.down_proj", "ln2_post": "*.post_feedforward_layernorm"},
     **{"ln_final": "model.norm", "unembed": "lm_head"},
 }
-FAMILIES: dict[str, tuple[type, Any, dict[str, str]]] = {
-    "gpt2": (GPT2LMHeadModel, GPT2Config(vocab_size=V, n_embd=D, n_head=4, n_layer=2), GPT2),
-    "gpt_neox": (GPTNeoXForCausalLM, GPTNeoXConfig(**SIZES, rotary_pct=0.7), NEOX),
+FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
+    "gpt2": ("GPT2LMHeadModel", {"vocab_size": V, "n_embd": D, "n_head": 4, "n_layer": 2}, GPT2),
+    "gpt_neox": ("GPTNeoXForCausalLM", {**SIZES, "rotary_pct": 0.7}, NEOX),
     "gemma2": (
-        Gemma2ForCausalLM,
-        Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=6, final_logit_softcapping=None),
+        "Gemma2ForCausalLM",
+        {**SIZES, "num_key_value_heads": 2, "head_dim": 6, "final_logit_softcapping": None},
         GEMMA2,
     ),
 }
@@ -97,14 +88,13 @@ def run(
             return (change(args[0]), *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": change(kwargs["hidden_states"])}
 
-    with ExitStack() as stack:
-        module = model.get_submodule(path)
-        hook = (
-            module.register_forward_pre_hook(before, with_kwargs=True)
-            if side == "in"
-            else module.register_forward_hook(lambda module, args, out: change(out))
-        )
-        stack.callback(hook.remove)
+    module = model.get_submodule(path)
+    hook = (
+        module.register_forward_pre_hook(before, with_kwargs=True)
+        if side == "in"
+        else module.register_forward_hook(lambda module, args, out: change(out))
+    )
+    with hook:
         logits = model(torch.tensor([IDS])).logits
     return kept[0], logits
 

@@ -13,11 +13,6 @@ from .coming_from import HEADS, LAYERS, D, Difference, Theirs, near, row
 SIZE = D // HEADS
 
 
-@pytest.fixture(scope="module")
-def theirs(tmp_path_factory: pytest.TempPathFactory) -> Theirs:
-    return Theirs(tmp_path_factory.mktemp("coming-from"))
-
-
 @pytest.mark.parametrize("number", range(1, 21))
 @torch.no_grad()
 def test_row(theirs: Theirs, number: int) -> None:
@@ -93,8 +88,7 @@ def one_of_several(theirs: Theirs) -> Any:
 
 @row(9)
 def mean_over_texts(theirs: Theirs) -> Any:
-    each = [theirs.seen("resid_post", text=text)["resid_post", 1][0] for text in theirs.texts]
-    return torch.cat(each).mean(0)
+    return theirs.of_texts("resid_post", 1).mean(0)
 
 
 @row(10)

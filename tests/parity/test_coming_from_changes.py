@@ -13,11 +13,6 @@ from .coming_from import HEADS, LAYERS, D, Theirs, near, row
 SIZE = D // HEADS  # the size of a head
 
 
-@pytest.fixture(scope="module")
-def theirs(tmp_path_factory: pytest.TempPathFactory) -> Theirs:
-    return Theirs(tmp_path_factory.mktemp("coming-from"))
-
-
 @pytest.mark.parametrize("number", range(21, 41))
 def test_row(theirs: Theirs, number: int) -> None:
     theirs.hold(number)
@@ -46,9 +41,7 @@ def averaged(theirs: Theirs) -> Any:
 
     Each text has its own forward pass.
     """
-    with torch.no_grad():
-        z = torch.cat([theirs.seen("z", text=text)["z", 1][0] for text in theirs.texts])
-    mean = z.mean(0)  # (heads, d)
+    mean = theirs.of_texts("z", 1).mean(0)  # (heads, d)
     return changed(theirs, theirs.clean, "z", 1, lambda x: x.copy_(mean))
 
 
@@ -111,12 +104,8 @@ def patched_to_first_order(theirs: Theirs) -> Any:
     run = theirs.seen("z", text=theirs.corrupted)
     low = margin(theirs, run["logits", 0])
     low.backward()
-    rows = []
-    for layer in range(LAYERS):
-        z = run["z", layer]
-        assert z.grad is not None
-        rows.append(low + ((clean["z", layer] - z) * z.grad).sum((0, 1, 3)))
-    return torch.stack(rows)
+    each = [(clean["z", layer] - run["z", layer]) * run["z", layer].grad for layer in range(LAYERS)]
+    return low + torch.stack(each).sum((1, 2, 4))
 
 
 @row(28)
@@ -192,12 +181,8 @@ def test_integrated_gradients_are_complete(theirs: Theirs) -> None:
 def slopes_times_activations(theirs: Theirs) -> Any:
     run = theirs.seen("z")
     run["logits", 0][0, -1, theirs.answer].backward()
-    rows = []
-    for layer in range(LAYERS):
-        z = run["z", layer]
-        assert z.grad is not None
-        rows.append((z * z.grad).sum((0, 1, 3)))
-    return torch.stack(rows)
+    each = [run["z", layer] * run["z", layer].grad for layer in range(LAYERS)]
+    return torch.stack(each).sum((1, 2, 4))
 
 
 @row(35)

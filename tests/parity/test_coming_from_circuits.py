@@ -15,11 +15,6 @@ SIZE = D // HEADS
 SENDER, RECEIVER = (0, 2), (1, 1)  # a head, and a head whose queries read its output
 
 
-@pytest.fixture(scope="module")
-def theirs(tmp_path_factory: pytest.TempPathFactory) -> Theirs:
-    return Theirs(tmp_path_factory.mktemp("coming-from"))
-
-
 @pytest.mark.parametrize("number", range(41, 60))
 def test_row(theirs: Theirs, number: int) -> None:
     theirs.hold(number)
@@ -62,7 +57,6 @@ def along_one_path_to_first_order(theirs: Theirs) -> Any:
     run = theirs.seen("q", "resid_pre", text=theirs.corrupted)
     margin(theirs, run["logits", 0]).backward()
     slopes = run["q", layer].grad
-    assert slopes is not None
     resid = run["resid_pre", layer][0].detach().requires_grad_()
     (back,) = torch.autograd.grad(queries(theirs, resid), resid, slopes[0, :, head])
     return (back * (written(theirs, theirs.clean) - written(theirs, theirs.corrupted))).sum()
@@ -121,9 +115,7 @@ def tables(theirs: Theirs) -> Any:
 
 @row(47)
 def largest_neurons(theirs: Theirs) -> Any:
-    with torch.no_grad():
-        each = [theirs.seen("mlp.post", text=text)["mlp.post", 1][0] for text in theirs.texts]
-    return torch.cat(each).amax(0).clamp(min=0)
+    return theirs.of_texts("mlp.post", 1).amax(0).clamp(min=0)
 
 
 def decoded(theirs: Theirs, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,9 +138,7 @@ def spliced_in(theirs: Theirs) -> Any:
 
 @row(50)
 def kept(theirs: Theirs) -> Any:
-    with torch.no_grad():
-        each = [theirs.seen("resid_post", text=text)["resid_post", 1][0] for text in theirs.texts]
-    return torch.cat(each)
+    return theirs.of_texts("resid_post", 1)
 
 
 @row(51)
@@ -243,6 +233,4 @@ def two_places_before(theirs: Theirs) -> Any:
 
 @row(59)
 def most_negative(theirs: Theirs) -> Any:
-    with torch.no_grad():
-        each = [theirs.seen("mlp.post", text=text)["mlp.post", 1][0] for text in theirs.texts]
-    return torch.cat(each).amin(0).clamp(max=0)
+    return theirs.of_texts("mlp.post", 1).amin(0).clamp(max=0)

@@ -18,12 +18,11 @@ from qkv import compat
 
 from . import test_cross_encoder as cross
 from .sentences import WORDS
-from .support import close, texts_from
-from .test_drop_in import compared, program
-from .test_sentence_transformers import PROMPTS, TEXTS, pooled_by, write
+from .support import close
+from .test_drop_in import PAIRS, compared, program
+from .test_sentence_transformers import PROMPTS, TEXTS, write_whole
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "migrating.md"
-PAIRS = list(zip(texts_from(WORDS, 40, 20, 1), texts_from(WORDS, 40, 20, 2), strict=True))
 METHODS = {
     "SentenceTransformer": [
         *("encode", "similarity", "similarity_pairwise", "truncate_embeddings"),
@@ -57,10 +56,7 @@ Both = tuple[compat.SentenceTransformer, sentence_transformers.SentenceTransform
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("compat")
-    tanh = "torch.nn.modules.activation.Tanh"
-    write(made, pooled_by("mean"), dense=tanh, normalize=True, prompts=PROMPTS)
-    return made
+    return write_whole(tmp_path_factory.mktemp("compat"))
 
 
 def both_of(folder: Path, **options: Any) -> Both:

@@ -37,8 +37,7 @@ def test_gradient_of_a_logit_for_the_embeddings(
 
 def test_a_trace_has_the_bias_of_each_layer(tmp_path: Path) -> None:
     pair = pair_of(tmp_path / "model", SHARED)
-    with torch.inference_mode(), double(wanted=True):
-        theirs = pair.theirs(torch.tensor(IDS), output_attentions=True)
+    theirs = pair.run(IDS, output_attentions=True)
     pair.ours.trace(IDS).save(tmp_path / "trace.safetensors")
     trace = qkv.Trace.load(tmp_path / "trace.safetensors")
     for layer, expected in enumerate(theirs.attentions):

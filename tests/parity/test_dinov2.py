@@ -14,9 +14,8 @@ from transformers import (
 )
 
 import qkv
-from qkv.models.vision import VisionModel
 
-from .models import compare_saved, compare_trace, double, made
+from .models import EVERY_LAYER, compare_saved, compare_trace, double, images_of, made
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "three heads": {
@@ -39,15 +38,11 @@ SIZES = {"as in the config": None, "wider": (17, 31), "smaller": (9, 11), "one p
 def test_dinov2(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
     pair = made(tmp_path / "theirs", kind, Dinov2Config(**CONFIGS[name]), dtype)
     compare_saved(pair, tmp_path / "ours")
-    assert isinstance(pair.ours, VisionModel)
-    plan, rng = pair.ours.design, np.random.default_rng(0)
-    of_type = np.float64 if pair.is_double else np.float32
     for size in SIZES.values():
-        images = rng.standard_normal((3, plan.channels, *(size or plan.image))).astype(of_type)
+        images = images_of(pair, 3, size)
+        theirs = pair.run(images, **EVERY_LAYER)
         with torch.inference_mode(), double(pair.is_double):
             base = getattr(pair.theirs, "dinov2", pair.theirs)
-            options = {"output_hidden_states": True, "output_attentions": True}
-            theirs = pair.theirs(torch.tensor(images), **options)
             last = base(torch.tensor(images)).last_hidden_state
         ours = pair.ours(images)
         pair.near(ours.last_hidden_state, last, "last")
@@ -74,10 +69,8 @@ def test_images(tmp_path: Path, options: dict[str, Any], shape: tuple[int, int])
     processor = BitImageProcessorPil(**options)
     processor.save_pretrained(tmp_path)
     model = qkv.load(tmp_path)
-    assert isinstance(model, VisionModel)
     image = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
     theirs = processor(image, return_tensors="np")["pixel_values"]
     pair.near(model.pixels(image), theirs, "pixels")
-    with torch.inference_mode():
-        expected = pair.theirs(torch.tensor(theirs)).last_hidden_state
+    expected = pair.run(theirs).last_hidden_state
     pair.near(model(model.pixels(image)).last_hidden_state, expected, "last")

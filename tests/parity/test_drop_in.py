@@ -17,7 +17,7 @@ from qkv.models._other_libraries import ATTRIBUTES
 from . import test_cross_encoder as cross
 from .sentences import WORDS
 from .support import close, texts_from
-from .test_sentence_transformers import PROMPTS, TEXTS, pair, pooled_by, write
+from .test_sentence_transformers import TEXTS, pair, write_whole
 
 PAIRS = list(zip(texts_from(WORDS, 40, 20, 1), texts_from(WORDS, 40, 20, 2), strict=True))
 OWN_CODE = "for models whose own code takes more"
@@ -70,10 +70,7 @@ def test_parameters_differ_only_as_listed(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[qkv.Model, SentenceTransformer]:
-    folder = tmp_path_factory.mktemp("drop")
-    tanh = "torch.nn.modules.activation.Tanh"
-    write(folder, pooled_by("mean"), dense=tanh, normalize=True, prompts=PROMPTS)
-    return pair(folder)
+    return pair(write_whole(tmp_path_factory.mktemp("drop")))
 
 
 def program(model: Any, folder: Path, load: Any) -> dict[str, Any]:

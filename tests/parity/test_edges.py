@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from qkv.circuits import Graph, discover, edges, path
 
@@ -25,12 +24,13 @@ from .test_circuits import (
 
 FAMILIES = {name: OTHERS[name] for name in ("gpt2", "llama", "gpt_neox")}
 FAMILIES["gemma2"] = (
-    Gemma2ForCausalLM,
-    Gemma2Config(
-        **SIZES, num_key_value_heads=2, head_dim=6, sliding_window=4, query_pre_attn_scalar=6,
-        attn_logit_softcapping=2.0, final_logit_softcapping=3.0,
-    ),
-)  # fmt: skip
+    "Gemma2ForCausalLM",
+    {
+        **{**SIZES, "num_key_value_heads": 2, "head_dim": 6, "sliding_window": 4},
+        **{"query_pre_attn_scalar": 6, "attn_logit_softcapping": 2.0},
+        "final_logit_softcapping": 3.0,
+    },
+)
 PAIRS = [(name, "float32") for name in ("gpt2", "llama", "gpt_neox")]
 PAIRS += [(name, "float64") for name in FAMILIES]
 NORMS = {"gpt2": ("ln_1", "ln_2"), "gemma2": ("input_layernorm", "pre_feedforward_layernorm")}

@@ -6,23 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-    ViTConfig,
-    ViTForImageClassification,
-)
 
 from .hooks import edited
-from .models import Pair, double, made
+from .models import Pair, double, images_of, made
 
 V = 97
 SIZES: dict[str, Any] = {
@@ -33,28 +19,28 @@ SIZES: dict[str, Any] = {
     "intermediate_size": 40,
 }
 GROUPED = {**SIZES, "num_key_value_heads": 2, "head_dim": 6, "pad_token_id": 0}
-FAMILIES: dict[str, tuple[type, Any]] = {
-    "gpt2": (GPT2LMHeadModel, GPT2Config(vocab_size=V, n_embd=24, n_head=4, n_layer=3, n_inner=40)),
-    "llama": (LlamaForCausalLM, LlamaConfig(**GROUPED)),
-    "gemma2": (
-        Gemma2ForCausalLM,
-        Gemma2Config(**GROUPED, sliding_window=6, query_pre_attn_scalar=6),
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": (
+        "GPT2LMHeadModel",
+        {"vocab_size": V, "n_embd": 24, "n_head": 4, "n_layer": 3, "n_inner": 40},
     ),
-    "bert": (BertForMaskedLM, BertConfig(**SIZES)),
+    "llama": ("LlamaForCausalLM", GROUPED),
+    "gemma2": ("Gemma2ForCausalLM", {**GROUPED, "sliding_window": 6, "query_pre_attn_scalar": 6}),
+    "bert": ("BertForMaskedLM", SIZES),
     "t5": (
-        T5ForConditionalGeneration,
-        T5Config(
+        "T5ForConditionalGeneration",
+        {
             **{"vocab_size": V, "d_model": 24, "num_heads": 4, "d_kv": 6, "d_ff": 40},
             **{"num_layers": 3, "num_decoder_layers": 3, "decoder_start_token_id": 3},
             **{"eos_token_id": None, "pad_token_id": 0},
-        ),
+        },
     ),
     "vit": (
-        ViTForImageClassification,
-        ViTConfig(
+        "ViTForImageClassification",
+        {
             **{"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4},
             **{"intermediate_size": 40, "image_size": 12, "patch_size": 4},
-        ),
+        },
     ),
 }
 PLACES = (
@@ -99,15 +85,10 @@ def padded(texts: list[Any]) -> tuple[Any, Any]:
     return ids, mask
 
 
-def images(pair: Pair) -> Any:
-    kind = np.float64 if pair.is_double else np.float32
-    return np.random.default_rng(0).standard_normal((2, 3, 12, 12)).astype(kind)
-
-
 def ours(pair: Pair, family: str, **options: Any) -> list[Any]:
     """Return the logits of each text without padding, with all texts run in one batch."""
     if family == "vit":
-        return [*pair.ours(images(pair), **options).logits]
+        return [*pair.ours(images_of(pair, 2), **options).logits]
     ids, mask = padded(texts_of())
     if family == "t5":
         found = pair.ours(ids, mask, *padded(texts_of(1, [4, 7])), **options).logits
@@ -123,7 +104,7 @@ def theirs(pair: Pair, family: str, changes: Any, side: str = "") -> list[Any]:
         for number in range(2):
             with edited(pair.theirs, family, changes(number), side):
                 if family == "vit":
-                    given: dict[str, Any] = {"pixel_values": torch.tensor(images(pair))[[number]]}
+                    given = {"pixel_values": torch.tensor(images_of(pair, 2))[[number]]}
                 else:
                     given = {"input_ids": torch.tensor(texts_of()[number])[None]}
                 if family == "t5":
@@ -288,20 +269,9 @@ DECODERS = ["gpt2", "llama", "gemma2"]
 
 def greedy(pair: Pair, family: str, prompts: list[Any], changes: Any, side: str = "") -> Any:
     """Return the tokens that transformers generates with its cache, one prompt at a time."""
-    found = []
-    with torch.no_grad(), double(pair.is_double), edited(pair.theirs, family, changes, side):
-        for prompt in prompts:
-            ids = torch.tensor(prompt)[None]
-            new = pair.theirs.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=COUNT,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-            found.append(new[0, 1 if family == "t5" else len(prompt) :].tolist())
-    return found
+    ends = {"eos_token_id": None, "pad_token_id": 0}
+    with edited(pair.theirs, family, changes, side):
+        return [pair.greedy(ids[None], COUNT, **ends)[0] for ids in prompts]
 
 
 def with_ids(pair: Pair, prompts: list[Any], **options: Any) -> list[list[int]]:

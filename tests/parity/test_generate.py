@@ -21,7 +21,7 @@ from qkv.models.network.batch import PackedIds
 from qkv.models.tasks._sampling import Sampling
 from qkv.trace.recorder import pad_rows
 
-from .models import Pair, double, made
+from .models import Pair, made
 
 NEW = 64
 LENGTHS = (9, 1, 17, 5)
@@ -122,13 +122,9 @@ def prompts_of(lengths: tuple[int, ...]) -> list[list[int]]:
 def theirs(pair: Pair, prompts: list[list[int]], **options: Any) -> list[list[int]]:
     """Return the new tokens of transformers' greedy generation, with prompts padded on the left."""
     longest = max(map(len, prompts))
-    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (longest - len(one)) + [1] * len(one) for one in prompts])
-    with torch.inference_mode(), double(pair.is_double):
-        found = pair.theirs.generate(
-            ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, **options
-        )
-    return [row[longest:].tolist() for row in found]
+    ids = np.array([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+    mask = np.array([[0] * (longest - len(one)) + [1] * len(one) for one in prompts])
+    return pair.greedy(ids, NEW, attention_mask=mask, **options)
 
 
 def test_every_generating_family_is_tested() -> None:
@@ -164,7 +160,6 @@ def test_cached_steps_give_the_logits_of_one_run(
         states.append(body.step(np.array([[prompt[position]] for prompt in prompts]), caches)[:, 0])
     for number, prompt in enumerate(prompts):
         expected = pair.ours([prompt]).logits
-        assert expected is not None
         for step, state in enumerate(states):
             found = body.logits(state)[number]
             pair.near(found, expected[0, len(prompt) - 11 + step], f"text {number}, step {step}")
@@ -217,8 +212,7 @@ def test_sampled_tokens_are_allowed_by_transformers(tmp_path: Path) -> None:
     )
     for prompt, one in zip(prompts, found, strict=True):
         ids = torch.tensor([prompt + one.ids])
-        with torch.inference_mode(), double(True):
-            logits = pair.theirs(ids).logits[0, len(prompt) - 1 : -1]
+        logits = pair.run(ids).logits[0, len(prompt) - 1 : -1]
         allowed = processors(ids, logits).isfinite()
         assert allowed[range(NEW), one.ids].all()
         assert allowed.sum(-1).max() > 1

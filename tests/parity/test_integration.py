@@ -200,44 +200,41 @@ def compare(model: Any, inputs: dict[str, Any]) -> None:
     near(found, expected, model.dtype)
 
 
-@pytest.mark.parametrize("name", [*ENCODERS, *DECODERS])
-def test_a_text_model_agrees_with_eager_attention(name: str) -> None:
-    # without norms, values grow to thousands, for which float32 is too coarse
-    dtype = torch.float64 if name == "mobilebert" else torch.float32
-    model = made(name, {**ENCODERS, **DECODERS}[name], dtype)
+TEXTS = {**ENCODERS, **DECODERS}
+TYPES = [
+    *((name, torch.float32) for name in TEXTS if name != "mobilebert"),
+    # without norms, MobileBERT's values grow to thousands, for which float32 is too coarse
+    ("mobilebert", torch.float64),
+    *((name, torch.float64) for name in ("bert", "modernbert", "llama", "gemma2", "gpt_oss")),
+    ("qwen3", torch.float64),
+    *((name, torch.bfloat16) for name in ("bert", "llama", "gemma2", "gpt_oss")),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), TYPES)
+def test_a_text_model_agrees_with_eager_attention(name: str, dtype: torch.dtype) -> None:
+    model = made(name, TEXTS[name], dtype)
     compare(model, words([19, 19]))
     for side in ("right", "left"):
         compare(model, words([19, 7, 1, 12], side))
 
 
-@pytest.mark.parametrize("name", ["bert", "modernbert", "llama", "gemma2", "gpt_oss", "qwen3"])
-def test_in_float64(name: str) -> None:
-    model = made(name, {**ENCODERS, **DECODERS}[name], torch.float64)
-    compare(model, words([19, 19]))
-    compare(model, words([19, 7, 1, 12], "left"))
+FAMILIES = {**TEXTS, **VISION, **PAIRS, "whisper": WHISPER}
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "gemma2", "gpt_oss"])
-def test_in_bfloat16(name: str) -> None:
-    model = made(name, {**ENCODERS, **DECODERS}[name], torch.bfloat16)
-    compare(model, words([19, 19]))
-    compare(model, words([19, 7, 1, 12], "right"))
+def inputs_of(name: str) -> dict[str, Any]:
+    """Return inputs for a model of a family: padded texts, images, or sounds."""
+    written = {"decoder_input_ids": words([5, 5, 5])["input_ids"]}
+    if name in VISION:
+        return {"pixel_values": torch.randn(2, 3, 24, 24)}
+    if name == "whisper":
+        return {"input_features": torch.randn(3, 8, 40)} | written
+    return words([19, 7, 12]) | (written if name in PAIRS else {})
 
 
-@pytest.mark.parametrize("name", VISION)
-def test_a_vision_model_agrees_with_eager_attention(name: str) -> None:
-    compare(made(name, VISION[name]), {"pixel_values": torch.randn(2, 3, 24, 24)})
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_an_encoder_decoder_agrees_with_eager_attention(name: str) -> None:
-    inputs = words([19, 7, 12])
-    inputs["decoder_input_ids"] = words([5, 5, 5])["input_ids"]
-    compare(made(name, PAIRS[name]), inputs)
-
-
-def test_whisper_agrees_with_eager_attention() -> None:
-    compare(made("whisper", WHISPER), inputs_of("whisper"))
+@pytest.mark.parametrize("name", [*VISION, *PAIRS, "whisper"])
+def test_a_model_of_images_or_pairs_agrees_with_eager_attention(name: str) -> None:
+    compare(made(name, FAMILIES[name]), inputs_of(name))
 
 
 PATCHES = {"image_size": 32, "patch_size": 4}
@@ -265,21 +262,7 @@ def test_a_model_with_unusual_layers_agrees_with_eager_attention(name: str) -> N
     compare(made(name, UNUSUAL[name]), inputs)
 
 
-@pytest.mark.parametrize(
-    "name", ["gemma2", "gemma3_text", "gpt2", "gpt_oss", "llama", "llama4_text", "mistral", "phi3"]
-)
-def test_generated_tokens_are_those_of_eager_attention(name: str) -> None:
-    model = made(name, DECODERS[name], torch.float64, transformers.AutoModelForCausalLM)
-    for inputs in (words([9]), words([9, 3, 6], "left")):
-        texts = []
-        for implementation in ("eager", "qkv"):
-            model.set_attn_implementation(implementation)
-            with double(True):
-                texts.append(model.generate(**inputs, max_new_tokens=24, do_sample=False))
-        assert torch.equal(*texts)
-
-
-def generated(model: Any, inputs: dict[str, Any], cache: str, count: int) -> list[torch.Tensor]:
+def generated(model: Any, inputs: dict[str, Any], cache: str | None, count: int) -> list[Any]:
     """Generate `count` tokens in float64 with eager attention, then with that of qkv."""
     texts = []
     for implementation in ("eager", "qkv"):
@@ -297,24 +280,19 @@ def generated(model: Any, inputs: dict[str, Any], cache: str, count: int) -> lis
     return texts
 
 
+@pytest.mark.parametrize(
+    "name", ["gemma2", "gemma3_text", "gpt2", "gpt_oss", "llama", "llama4_text", "mistral", "phi3"]
+)
+def test_generated_tokens_are_those_of_eager_attention(name: str) -> None:
+    model = made(name, DECODERS[name], torch.float64, transformers.AutoModelForCausalLM)
+    for inputs in (words([9]), words([9, 3, 6], "left")):
+        assert torch.equal(*generated(model, inputs, None, count=24))
+
+
 @pytest.mark.parametrize("cache", ["static", "dynamic"])
 def test_a_cache_of_any_kind_generates_the_same(cache: str) -> None:
     model = made("gemma2", DECODERS["gemma2"], torch.float64, transformers.AutoModelForCausalLM)
     assert torch.equal(*generated(model, words([9, 3], "left"), cache, count=16))
-
-
-def inputs_of(name: str) -> dict[str, Any]:
-    """Return inputs for a model of a family: padded texts, images, or sounds."""
-    if name in VISION:
-        return {"pixel_values": torch.randn(2, 3, 24, 24)}
-    if name == "whisper":
-        sounds = {"input_features": torch.randn(2, 8, 40)}
-        return sounds | {"decoder_input_ids": words([5, 5])["input_ids"]}
-    inputs = words([19, 7])
-    return inputs | ({"decoder_input_ids": words([5, 5])["input_ids"]} if name in PAIRS else {})
-
-
-FAMILIES = {**ENCODERS, **DECODERS, **VISION, **PAIRS, "whisper": WHISPER}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -363,7 +341,7 @@ def test_no_mask_is_built_where_rules_suffice(name: str, monkeypatch: pytest.Mon
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("a mask was made")
 
-    model = made(name, {**ENCODERS, **DECODERS}[name])
+    model = made(name, TEXTS[name])
     model.set_attn_implementation("qkv")
     for function in ("sdpa_mask", "eager_mask"):
         monkeypatch.setattr(transformers.masking_utils, function, refuse)

@@ -18,9 +18,8 @@ from qkv.attend.gradient import attention_grad
 from qkv.integrations.transformers import attend, register
 
 from .models import double
-from .test_integration import DECODERS, ENCODERS, PAIRS, VISION, made, words
+from .test_integration import PAIRS, TEXTS, VISION, inputs_of, made, words
 
-TEXTS = {**ENCODERS, **DECODERS}
 FAMILIES = [
     "albert",  # layers that share their weights
     "bert",
@@ -124,24 +123,20 @@ def test_gradients_of_every_other_family(name: str) -> None:
     near(ours, theirs, 1e-8 if name == "mobilebert" else 1e-10)
 
 
-@pytest.mark.parametrize("name", VISION)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_gradients_of_a_vision_model_are_those_of_eager_attention(
-    name: str, dtype: torch.dtype
-) -> None:
-    pixels = torch.randn(2, 3, 24, 24, dtype=dtype)
-    compare(made(name, VISION[name], dtype), {"pixel_values": pixels})
-
-
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [*((name, torch.float64) for name in PAIRS), ("bart", torch.float32), ("t5", torch.float32)],
+    [
+        *((name, torch.float64) for name in (*VISION, *PAIRS)),
+        *((name, torch.float32) for name in (*VISION, "bart", "t5")),
+    ],
 )
-def test_gradients_of_an_encoder_decoder_are_those_of_eager_attention(
+def test_gradients_of_images_and_pairs_are_those_of_eager_attention(
     name: str, dtype: torch.dtype
 ) -> None:
-    model = made(name, PAIRS[name], dtype)
-    inputs = words([19, 7, 12]) | {"decoder_input_ids": words([5, 5, 5])["input_ids"]}
+    inputs = {
+        key: x.to(dtype) if x.is_floating_point() else x for key, x in inputs_of(name).items()
+    }
+    model = made(name, {**VISION, **PAIRS}[name], dtype)
     compare(model, inputs)
     if name == "t5":
         found = gradients(model, inputs, "qkv")
@@ -158,9 +153,14 @@ def test_gradients_in_bfloat16(name: str) -> None:
     exact = gradients(model, inputs, "eager")
     half = copy.deepcopy(model).to(torch.bfloat16)
     ours, theirs = (gradients(half, inputs, which) for which in ("qkv", "eager"))
+    as_exact_as(ours, theirs, exact, torch.bfloat16)
+
+
+def as_exact_as(ours: Any, theirs: Any, exact: Any, dtype: torch.dtype) -> None:
+    """Assert that the errors of `ours` are at most about twice those of `theirs`."""
     most = max(float(x.abs().max()) for x in exact.values())
     for key, truth in exact.items():
-        assert ours[key].dtype == torch.bfloat16
+        assert ours[key].dtype == dtype
         wrong, allowed = (float((x[key] - truth).abs().max()) for x in (ours, theirs))
         assert wrong <= 2 * allowed + 0.005 * most, key
 
@@ -233,11 +233,7 @@ def test_gradients_under_autocast() -> None:
     exact = gradients(model, words([19]), "eager")
     with torch.autocast("cpu", torch.bfloat16):
         ours, theirs = (gradients(model, words([19]), which) for which in ("qkv", "eager"))
-    most = max(float(x.abs().max()) for x in exact.values())
-    for key, truth in exact.items():
-        assert ours[key].dtype == torch.float32
-        wrong, allowed = (float((x[key] - truth).abs().max()) for x in (ours, theirs))
-        assert wrong <= 2 * allowed + 0.005 * most, key
+    as_exact_as(ours, theirs, exact, torch.float32)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch reads it itself

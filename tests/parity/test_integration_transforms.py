@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from qkv.integrations.transformers import attend, register
 
 from .models import double
-from .test_integration import DECODERS, ENCODERS, made, words
+from .test_integration import ENCODERS, TEXTS, made, words
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated"),
@@ -86,7 +86,7 @@ def test_second_derivatives_of_autograd_are_an_error(function: str) -> None:
 @pytest.mark.parametrize("of", ["inputs", "parameters"])
 @pytest.mark.parametrize("name", ["bert", "gpt_oss", "llama"])
 def test_a_models_second_gradient_is_an_error(name: str, of: str) -> None:
-    model = made(name, {**ENCODERS, **DECODERS}[name], torch.float64)
+    model = made(name, TEXTS[name], torch.float64)
     embedded = drawn(2, 7, 48).requires_grad_()
     weights = [x for n, x in model.named_parameters() if "layer" in n and x.ndim == 2]
     leaf = embedded if of == "inputs" else weights[0]

@@ -87,6 +87,24 @@ def three() -> list[np.ndarray]:
     ]
 
 
+def close_after(
+    past: tuple[np.ndarray, ...], query: np.ndarray, new: list[np.ndarray], found: list[Any]
+) -> None:
+    """Compare causal attention after `past` keys and values with `found`: output, keys, values."""
+    theirs, *present = found
+    joined = [np.concatenate(pair, axis=2) for pair in zip(past, new, strict=True)]
+    for ours, expected in zip(joined, present, strict=True):
+        np.testing.assert_array_equal(ours, expected)
+    cache = qkv.KVCache()
+    cache.append(*past)
+    outs = (
+        qkv.attention(query, *joined, is_causal=True, q_offset="end"),
+        qkv.attention(query, **cache.append(*new), is_causal=True),
+    )
+    for out in outs:
+        close(flat(out) if theirs.ndim == 3 else out, theirs)
+
+
 def flat(x: np.ndarray) -> np.ndarray:
     """Merge the heads, (B, H, L, d) -> (B, L, H * d)."""
     return np.ascontiguousarray(x.swapaxes(1, 2)).reshape(x.shape[0], x.shape[2], -1)
@@ -598,22 +616,9 @@ def test_onnx_causal(three: list[np.ndarray], opset: int) -> None:
     close(qkv.attention(*three, mask, is_causal=True, q_offset="start"), theirs)
     query, key, value = (x[:, :, :L] for x in three)
     past = numbers(B, HKV, 4, D, seed=7), numbers(B, HKV, 4, DV, seed=8)
-    theirs, *present = onnx_attention(
-        [query, key, value],
-        "Y",
-        "present_key",
-        "present_value",
-        past=past,
-        opset=opset,
-        is_causal=1,
-    )
-    joined = [np.concatenate(pair, axis=2) for pair in zip(past, (key, value), strict=True)]
-    for ours, expected in zip(joined, present, strict=True):
-        np.testing.assert_array_equal(ours, expected)
-    close(qkv.attention(query, *joined, is_causal=True, q_offset="end"), theirs)
-    cache = qkv.KVCache()
-    cache.append(*past)
-    close(qkv.attention(query, **cache.append(key, value), is_causal=True), theirs)
+    names, options = ("Y", "present_key", "present_value"), {"opset": opset, "is_causal": 1}
+    found = onnx_attention([query, key, value], *names, past=past, **options)
+    close_after(past, query, [key, value], found)
 
 
 @proves(ONNX, "nonpad_kv_seqlen")
@@ -745,14 +750,8 @@ def test_ort_mha_causal(whole: list[np.ndarray]) -> None:
     close(flat(qkv.attention(query, key, value, is_causal=True)), theirs)
     past = numbers(B, H, 4, D, seed=7), numbers(B, H, 4, D, seed=8)
     options = {"past_key": past[0], "past_value": past[1], "unidirectional": 1}
-    theirs, *present = ort_mha([query, key, value], "Y", "present_key", "present_value", **options)
-    joined = [np.concatenate(pair, axis=2) for pair in zip(past, (key, value), strict=True)]
-    for ours, expected in zip(joined, present, strict=True):
-        np.testing.assert_array_equal(ours, expected)
-    close(flat(qkv.attention(query, *joined, is_causal=True, q_offset="end")), theirs)
-    cache = qkv.KVCache()
-    cache.append(*past)
-    close(flat(qkv.attention(query, **cache.append(key, value), is_causal=True)), theirs)
+    found = ort_mha([query, key, value], "Y", "present_key", "present_value", **options)
+    close_after(past, query, [key, value], found)
 
 
 def ort_gqa(
@@ -822,14 +821,7 @@ def test_ort_gqa_lengths(grouped: list[np.ndarray]) -> None:
 def test_ort_gqa_with_a_cache(grouped: list[np.ndarray]) -> None:
     query, *new = (x[:, :, :1] for x in grouped)
     past = numbers(B, HKV, 4, 16, seed=7), numbers(B, HKV, 4, 16, seed=8)
-    theirs, *present = ort_gqa([query, *new], past=past)
-    joined = [np.concatenate(pair, axis=2) for pair in zip(past, new, strict=True)]
-    for ours, expected in zip(joined, present, strict=True):
-        np.testing.assert_array_equal(ours, expected)
-    close(flat(qkv.attention(query, *joined, is_causal=True, q_offset="end")), theirs)
-    cache = qkv.KVCache()
-    cache.append(*past)
-    close(flat(qkv.attention(query, **cache.append(*new), is_causal=True)), theirs)
+    close_after(past, query, new, ort_gqa([query, *new], past=past))
 
 
 @proves(ORT_GQA, "do_rotary, cos_cache, sin_cache", "rotary_interleaved")

@@ -1,7 +1,7 @@
 """Tests of a trace's names for norms, MLPs and heads against hooks on transformers' modules."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,21 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    ModernBertConfig,
-    ModernBertForMaskedLM,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
 from models.sizes import SMALL
 from qkv.models.families import PUBLISHED, design_of
@@ -32,7 +17,7 @@ from qkv.models.network.batch import PackedIds
 from qkv.models.network.design import VisionDesign
 from qkv.trace import Recorder
 
-from .models import Pair, double, ids_of, made
+from .models import Pair, ids_of, made
 
 Seen = dict[str, tuple[torch.Tensor, torch.Tensor]]  # a module's input and its output
 
@@ -50,8 +35,8 @@ class Family:
         absent: names that a trace of the family does not have.
     """
 
-    kind: type
-    config: Any
+    kind: str
+    config: dict[str, Any]
     norms: Mapping[str, str]
     given: Mapping[str, str]
     gives: Mapping[str, str]
@@ -76,16 +61,12 @@ LLAMA_SIZES: dict[str, Any] = {
 }
 FAMILIES = {
     "bert": Family(
-        BertForMaskedLM,
-        BertConfig(
-            vocab_size=97,
-            hidden_size=24,
-            num_attention_heads=3,
-            num_hidden_layers=2,
-            intermediate_size=50,
-            max_position_embeddings=64,
-            layer_norm_eps=1e-2,
-        ),
+        "BertForMaskedLM",
+        {
+            **{"vocab_size": 97, "hidden_size": 24, "num_attention_heads": 3},
+            **{"num_hidden_layers": 2, "intermediate_size": 50, "max_position_embeddings": 64},
+            "layer_norm_eps": 1e-2,
+        },
         norms={
             "ln1": "bert.encoder.layer.*.attention.output.LayerNorm",
             "ln2": "bert.encoder.layer.*.output.LayerNorm",
@@ -104,8 +85,8 @@ FAMILIES = {
         absent=("ln_final.hook_scale", "mlp.hook_pre_linear", "ln1_post.hook_scale", "rot_q"),
     ),
     "gpt2": Family(
-        GPT2LMHeadModel,
-        GPT2Config(vocab_size=97, n_positions=64, n_embd=33, n_head=3, n_layer=2),
+        "GPT2LMHeadModel",
+        {"vocab_size": 97, "n_positions": 64, "n_embd": 33, "n_head": 3, "n_layer": 2},
         norms={"ln1": "transformer.h.*.ln_1", "ln2": "transformer.h.*.ln_2"},
         given={
             "hook_resid_mid": "transformer.h.*.ln_2",
@@ -117,8 +98,8 @@ FAMILIES = {
         absent=("normalized_resid_post", "mlp.hook_pre_linear", "hook_token_type_embed"),
     ),
     "llama": Family(
-        LlamaForCausalLM,
-        LlamaConfig(**LLAMA_SIZES, rms_norm_eps=1e-2, attention_bias=True),
+        "LlamaForCausalLM",
+        {**LLAMA_SIZES, "rms_norm_eps": 1e-2, "attention_bias": True},
         norms={
             "ln1": "model.layers.*.input_layernorm",
             "ln2": "model.layers.*.post_attention_layernorm",
@@ -127,11 +108,11 @@ FAMILIES = {
         absent=("normalized_resid_post", "ln2_post.hook_normalized", "hook_pos_embed"),
     ),
     "gpt_neox": Family(  # attention and MLP in parallel, with a norm each
-        transformers.GPTNeoXForCausalLM,
-        transformers.GPTNeoXConfig(
+        "GPTNeoXForCausalLM",
+        {
             **{name: size for name, size in LLAMA_SIZES.items() if name != "num_key_value_heads"},
-            rotary_pct=0.5,
-        ),
+            "rotary_pct": 0.5,
+        },
         norms={
             "ln1": "gpt_neox.layers.*.input_layernorm",
             "ln2": "gpt_neox.layers.*.post_attention_layernorm",
@@ -146,8 +127,8 @@ FAMILIES = {
         absent=("resid_mid", "normalized_resid_post", "mlp.hook_pre_linear"),
     ),
     "gptj": Family(  # attention and MLP in parallel, with one norm for both
-        transformers.GPTJForCausalLM,
-        transformers.GPTJConfig(vocab_size=97, n_embd=24, n_head=3, n_layer=2, rotary_dim=4),
+        "GPTJForCausalLM",
+        {"vocab_size": 97, "n_embd": 24, "n_head": 3, "n_layer": 2, "rotary_dim": 4},
         norms={"ln1": "transformer.h.*.ln_1"},
         given={"mlp.hook_post": "transformer.h.*.mlp.fc_out"},
         gives={"mlp.hook_pre": "transformer.h.*.mlp.fc_in", "hook_mlp_out": "transformer.h.*.mlp"},
@@ -156,8 +137,8 @@ FAMILIES = {
         absent=("resid_mid", "ln2.hook_normalized", "mlp.hook_pre_linear"),
     ),
     "olmo2": Family(  # norms only after attention and MLP
-        transformers.Olmo2ForCausalLM,
-        transformers.Olmo2Config(**LLAMA_SIZES, rms_norm_eps=1e-2),
+        "Olmo2ForCausalLM",
+        {**LLAMA_SIZES, "rms_norm_eps": 1e-2},
         norms={
             "ln1_post": "model.layers.*.post_attention_layernorm",
             "ln2_post": "model.layers.*.post_feedforward_layernorm",
@@ -166,8 +147,8 @@ FAMILIES = {
         absent=("ln1.hook_scale", "ln2.hook_normalized", "normalized_resid_post"),
     ),
     "gemma2": Family(
-        Gemma2ForCausalLM,
-        Gemma2Config(**LLAMA_SIZES, head_dim=10, sliding_window=6, query_pre_attn_scalar=10),
+        "Gemma2ForCausalLM",
+        {**LLAMA_SIZES, "head_dim": 10, "sliding_window": 6, "query_pre_attn_scalar": 10},
         norms={
             "ln1": "model.layers.*.input_layernorm",
             "ln1_post": "model.layers.*.post_attention_layernorm",
@@ -225,9 +206,8 @@ def test_every_family_is_tested_or_shares_the_names_of_another() -> None:
         assert block_names(name) == block_names(other), name
 
 
-@contextmanager
-def watched(model: torch.nn.Module) -> Iterator[Seen]:
-    """Record each module's first input and its output within this context."""
+def watched(pair: Pair, *given: Any, **named: Any) -> Seen:
+    """Return each module's first input and its output in a run of transformers' model."""
     seen: Seen = {}
 
     def kept(name: str) -> Any:
@@ -237,12 +217,11 @@ def watched(model: torch.nn.Module) -> Iterator[Seen]:
 
         return hook
 
-    handles = [part.register_forward_hook(kept(name)) for name, part in model.named_modules()]
-    try:
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as stack:
+        for name, part in pair.theirs.named_modules():
+            stack.enter_context(part.register_forward_hook(kept(name)))
+        pair.run(*given, **named)
+    return seen
 
 
 def norm_scale(module: Any, x: Any) -> Any:
@@ -294,8 +273,7 @@ def test_every_name_holds_the_values_of_its_module(
     family = FAMILIES[name]
     pair = made(tmp_path, family.kind, family.config, dtype)
     ids, _ = ids_of(pair, [17], "right")
-    with torch.inference_mode(), double(pair.is_double), watched(pair.theirs) as seen:
-        pair.theirs(torch.tensor(ids))
+    seen = watched(pair, ids)
     names = ["scale", "normalized", "pre", "post", "result", *family.given, *family.gives]
     trace = pair.ours.trace(ids, names=names)
     for layer in range(2):
@@ -318,15 +296,15 @@ def test_every_name_holds_the_values_of_its_module(
 
 
 def test_a_first_layer_without_its_norm(tmp_path: Path) -> None:
-    config = ModernBertConfig(
-        vocab_size=97, hidden_size=24, num_attention_heads=3, num_hidden_layers=2,
-        intermediate_size=50, pad_token_id=0, global_attn_every_n_layers=2, local_attention=6,
-        reference_compile=False, cls_token_id=1, sep_token_id=2, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    pair = made(tmp_path, ModernBertForMaskedLM, config, torch.float64)
+    sizes = {
+        **{"vocab_size": 97, "hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2},
+        **{"intermediate_size": 50, "global_attn_every_n_layers": 2, "local_attention": 6},
+        **{"reference_compile": False, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2},
+        **{"bos_token_id": 1, "eos_token_id": 2},
+    }
+    pair = made(tmp_path, "ModernBertForMaskedLM", sizes, torch.float64)
     ids, _ = ids_of(pair, [9], "right")
-    with torch.inference_mode(), double(True), watched(pair.theirs) as seen:
-        pair.theirs(torch.tensor(ids))
+    seen = watched(pair, ids)
     trace = pair.ours.trace(ids, names=["scale", "normalized", "pre", "pre_linear", "post"])
     assert ("ln1.scale", 0) not in trace
     with pytest.raises(KeyError, match="exists only in layer 1"):
@@ -342,16 +320,15 @@ def test_a_first_layer_without_its_norm(tmp_path: Path) -> None:
 
 
 def test_a_decoder_numbers_its_three_norms(tmp_path: Path) -> None:
-    config = T5Config(
-        vocab_size=97, d_model=24, num_heads=3, d_kv=10, d_ff=40, num_layers=2,
-        decoder_start_token_id=3, pad_token_id=0, eos_token_id=1,
-    )  # fmt: skip
-    pair = made(tmp_path, T5ForConditionalGeneration, config, torch.float64)
+    sizes = {
+        **{"vocab_size": 97, "d_model": 24, "num_heads": 3, "d_kv": 10, "d_ff": 40},
+        **{"num_layers": 2, "decoder_start_token_id": 3, "pad_token_id": 0, "eos_token_id": 1},
+    }
+    pair = made(tmp_path, "T5ForConditionalGeneration", sizes, torch.float64)
     ids, _ = ids_of(pair, [11], "right")
     answer, _ = ids_of(pair, [7], "right", seed=1)
     answer[0, 0] = 3
-    with torch.inference_mode(), double(True), watched(pair.theirs) as seen:
-        pair.theirs(input_ids=torch.tensor(ids), decoder_input_ids=torch.tensor(answer))
+    seen = watched(pair, ids, decoder_input_ids=answer)
     names = ["scale", "normalized", "pre", "post", "result"]
     trace = pair.ours.trace(ids, target=answer, names=names)
     for side, count in (("encoder", 2), ("decoder", 3)):

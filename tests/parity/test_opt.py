@@ -8,7 +8,7 @@ import torch
 from transformers import OPTConfig, OPTForCausalLM, OPTForSequenceClassification, OPTModel
 
 from .families import FAMILIES
-from .models import compare_saved, double, ids_of, made
+from .models import EVERY_LAYER, compare_saved, ids_of, made
 
 # As in opt-350m, the embeddings are projected.
 PROJECTED: dict[str, dict[str, Any]] = {
@@ -34,9 +34,7 @@ def test_embeddings_of_another_size(
     compare_saved(pair, tmp_path / "saved")
     for side in ("right", "left", "inside"):
         ids, mask = ids_of(pair, [23, 5, 1, 14], side)
-        with torch.inference_mode(), double(pair.is_double):
-            given = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
-            theirs = pair.theirs(**given, output_hidden_states=True)
+        theirs = pair.run(ids, attention_mask=mask, output_hidden_states=True)
         ours, real = pair.ours(ids, mask), mask.astype(bool)
         last = theirs.hidden_states[-1].numpy()
         assert last.shape[-1] == 20
@@ -46,10 +44,7 @@ def test_embeddings_of_another_size(
         rows = real if kind is OPTForCausalLM else slice(None)
         pair.near(ours.logits[rows], theirs.logits.numpy()[rows], "logits")
     ids, _ = ids_of(pair, [23], "right")
-    with torch.inference_mode(), double(pair.is_double):
-        options = {"output_hidden_states": True, "output_attentions": True}
-        theirs = pair.theirs(torch.tensor(ids), **options)
-    trace = pair.ours.trace(ids)
+    theirs, trace = pair.run(ids, **EVERY_LAYER), pair.ours.trace(ids)
     for number, states in enumerate(trace.hidden_states):
         pair.near(states, theirs.hidden_states[number], f"hidden state {number}")
     assert pair.ours.get_embedding_dimension() == 20
@@ -60,7 +55,5 @@ def test_embeddings_of_another_size(
 def test_generation_from_embeddings_of_another_size(tmp_path: Path) -> None:
     pair = made(tmp_path, OPTForCausalLM, projected("norms after"), torch.float64)
     ids, _ = ids_of(pair, [9], "right")
-    with torch.inference_mode(), double(True):
-        theirs = pair.theirs.generate(torch.tensor(ids), max_new_tokens=12, do_sample=False)
-    ours = pair.ours.generate(ids, max_new_tokens=12)[0]
-    assert list(ours.ids) == theirs[0, 9:].tolist()
+    ours = pair.ours.generate(ids, max_new_tokens=12)
+    assert [one.ids for one in ours] == pair.greedy(ids, 12)

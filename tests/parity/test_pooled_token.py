@@ -11,7 +11,7 @@ import transformers
 from models.sizes import SMALL
 from qkv.models.families import FAMILIES
 
-from .models import Pair, double, made
+from .models import Pair, made
 
 DECODERS = {
     name: kinds[1]
@@ -27,12 +27,6 @@ def pair_of(folder: Path, name: str, **changes: Any) -> Pair:
     return made(folder, kind, config, torch.float64)
 
 
-def logits_of(pair: Pair, ids: list[int]) -> Any:
-    """Return the logits of transformers for one text without padding."""
-    with torch.inference_mode(), double(True):
-        return pair.theirs(torch.tensor([ids])).logits
-
-
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_head_reads_the_last_token_that_is_not_the_padding_token(
     tmp_path: Path, name: str
@@ -40,12 +34,11 @@ def test_a_head_reads_the_last_token_that_is_not_the_padding_token(
     pair = pair_of(tmp_path, name, pad_token_id=5)
     texts = [[3, 4, 5, 6, 5, 5], [7, 5], [3, 4, 6], [5, 5, 5], [5]]
     for ids in texts:
-        pair.near(pair.ours([ids]).logits, logits_of(pair, ids), str(ids))
+        pair.near(pair.ours([ids]).logits, pair.run(np.array([ids])).logits, str(ids))
     longest = max(map(len, texts))
     padded = np.array([ids + [5] * (longest - len(ids)) for ids in texts])
     mask = np.array([[1] * len(ids) + [0] * (longest - len(ids)) for ids in texts])
-    with torch.inference_mode(), double(True):
-        theirs = pair.theirs(torch.tensor(padded), attention_mask=torch.tensor(mask)).logits
+    theirs = pair.run(padded, attention_mask=mask).logits
     pair.near(pair.ours(padded, mask).logits, theirs, "a padded batch")
 
 
@@ -53,7 +46,7 @@ def test_a_head_reads_the_last_token_that_is_not_the_padding_token(
 def test_a_head_reads_the_last_token_without_a_padding_token(tmp_path: Path, name: str) -> None:
     pair = pair_of(tmp_path, name, pad_token_id=None)
     for ids in ([3, 4, 0, 1], [0, 0]):
-        pair.near(pair.ours([ids]).logits, logits_of(pair, ids), str(ids))
+        pair.near(pair.ours([ids]).logits, pair.run(np.array([ids])).logits, str(ids))
 
 
 @pytest.mark.parametrize("name", DECODERS)

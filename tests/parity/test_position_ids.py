@@ -7,36 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    CLIPTextConfig,
-    CLIPTextModel,
-    DistilBertConfig,
-    DistilBertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTJConfig,
-    GPTJForCausalLM,
-    GPTNeoConfig,
-    GPTNeoForCausalLM,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    ModernBertConfig,
-    ModernBertForMaskedLM,
-    MPNetConfig,
-    MPNetForMaskedLM,
-    OPTConfig,
-    OPTForCausalLM,
-    RobertaConfig,
-    RobertaForMaskedLM,
-)
 
-from .models import Pair, double, ids_of, made
+from .models import Pair, ids_of, made
 
 V = 97
 SIZES: dict[str, Any] = {
@@ -49,51 +21,51 @@ SIZES: dict[str, Any] = {
 }
 ROTARY = {**SIZES, "num_key_value_heads": 2, "pad_token_id": 0}
 GROWS = {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 10000.0}
-MODELS: dict[str, tuple[type, Any]] = {
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": (
-        GPT2LMHeadModel,
-        GPT2Config(vocab_size=V, n_embd=24, n_head=4, n_layer=2, pad_token_id=0),
+        "GPT2LMHeadModel",
+        {"vocab_size": V, "n_embd": 24, "n_head": 4, "n_layer": 2, "pad_token_id": 0},
     ),
     "gpt_neo": (
-        GPTNeoForCausalLM,
-        GPTNeoConfig(
+        "GPTNeoForCausalLM",
+        {
             **{"vocab_size": V, "hidden_size": 24, "num_layers": 2, "num_heads": 4},
             **{"attention_types": [[["global", "local"], 1]], "window_size": 5},
-        ),
+        },
     ),
     "gptj": (
-        GPTJForCausalLM,
-        GPTJConfig(vocab_size=V, n_positions=40, n_embd=24, n_layer=2, n_head=4, rotary_dim=4),
+        "GPTJForCausalLM",
+        {
+            **{"vocab_size": V, "n_positions": 40, "n_embd": 24, "n_layer": 2, "n_head": 4},
+            "rotary_dim": 4,
+        },
     ),
-    "gpt_neox": (GPTNeoXForCausalLM, GPTNeoXConfig(**{**SIZES, "hidden_size": 32})),
-    "llama": (LlamaForCausalLM, LlamaConfig(**ROTARY)),
+    "gpt_neox": ("GPTNeoXForCausalLM", {**SIZES, "hidden_size": 32}),
+    "llama": ("LlamaForCausalLM", ROTARY),
     "llama, dynamic": (
-        LlamaForCausalLM,
-        LlamaConfig(**{**ROTARY, "max_position_embeddings": 8, "rope_parameters": GROWS}),
+        "LlamaForCausalLM",
+        {**ROTARY, "max_position_embeddings": 8, "rope_parameters": GROWS},
     ),
-    "mistral, window": (MistralForCausalLM, MistralConfig(**ROTARY, sliding_window=5)),
+    "mistral, window": ("MistralForCausalLM", {**ROTARY, "sliding_window": 5}),
     "opt": (
-        OPTForCausalLM,
-        OPTConfig(
+        "OPTForCausalLM",
+        {
             **{"vocab_size": V, "hidden_size": 24, "num_hidden_layers": 2, "ffn_dim": 40},
             **{"num_attention_heads": 4, "max_position_embeddings": 40, "word_embed_proj_dim": 24},
-        ),
+        },
     ),
-    "bert": (BertForMaskedLM, BertConfig(**SIZES)),
+    "bert": ("BertForMaskedLM", SIZES),
     "distilbert": (
-        DistilBertForMaskedLM,
-        DistilBertConfig(
+        "DistilBertForMaskedLM",
+        {
             **{"vocab_size": V, "dim": 24, "n_layers": 2, "n_heads": 4, "hidden_dim": 40},
-            **{"max_position_embeddings": 40},
-        ),
+            "max_position_embeddings": 40,
+        },
     ),
-    "roberta": (RobertaForMaskedLM, RobertaConfig(**SIZES, pad_token_id=1)),
-    "mpnet": (MPNetForMaskedLM, MPNetConfig(**SIZES)),
-    "modernbert": (ModernBertForMaskedLM, ModernBertConfig(**SIZES, pad_token_id=0)),
-    "clip": (
-        CLIPTextModel,
-        CLIPTextConfig(**SIZES, eos_token_id=2, bos_token_id=1, pad_token_id=1),
-    ),
+    "roberta": ("RobertaForMaskedLM", {**SIZES, "pad_token_id": 1}),
+    "mpnet": ("MPNetForMaskedLM", SIZES),
+    "modernbert": ("ModernBertForMaskedLM", {**SIZES, "pad_token_id": 0}),
+    "clip": ("CLIPTextModel", {**SIZES, "eos_token_id": 2, "bos_token_id": 1, "pad_token_id": 1}),
 }
 LENGTHS = [12, 5, 1]
 
@@ -114,14 +86,11 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
 
 def theirs_of(pair: Pair, ids: Any, mask: Any, positions: Any = None) -> Any:
     """Return the last hidden states (B, T, D) of transformers."""
-    given = {} if positions is None else {"position_ids": torch.tensor(positions)}
-    with torch.inference_mode(), double(True):
-        pair.theirs(
-            torch.tensor(ids[:, :1])
-        )  # reset the dynamic scaling, which remembers longer texts
-        found = pair.theirs(
-            torch.tensor(ids), attention_mask=torch.tensor(mask), output_hidden_states=True, **given
-        )
+    given = {} if positions is None else {"position_ids": positions}
+    pair.run(ids[:, :1])  # reset the dynamic scaling, which remembers longer texts
+    found = pair.run(ids, attention_mask=mask, output_hidden_states=True, **given)
+    if pair.ours.config["model_type"] == "clip_text_model":  # its states precede the last norm
+        return found.last_hidden_state.numpy()
     return found.hidden_states[-1].numpy()
 
 
@@ -129,11 +98,6 @@ def compare(pair: Pair, ids: Any, mask: Any, positions: Any = None) -> Any:
     """Compare both libraries' last hidden states at tokens, and return ours."""
     expected, real = theirs_of(pair, ids, mask, positions), mask.astype(bool)
     found = pair.ours(ids, mask, position_ids=positions).last_hidden_state
-    if pair.ours.config["model_type"] == "clip_text_model":  # theirs precede the last norm
-        with torch.inference_mode(), double(True):
-            given = {} if positions is None else {"position_ids": torch.tensor(positions)}
-            expected = pair.theirs(torch.tensor(ids), torch.tensor(mask), **given)
-            expected = expected.last_hidden_state.numpy()
     pair.near(found[real], expected[real], "last vectors")
     return found
 

@@ -14,7 +14,7 @@ from transformers import RobertaForMaskedLM, RobertaModel, XLMRobertaModel
 import qkv
 
 from .families import FAMILIES, ROBERTA
-from .models import compare, double, made
+from .models import compare, made
 
 
 @pytest.mark.parametrize("name", ROBERTA)
@@ -31,8 +31,7 @@ def test_positions_depend_on_padding_ids_and_not_on_the_mask(tmp_path: Path, nam
     ids[0, [0, 5, 6, 19]] = ids[1, :3] = ids[2] = padding
     mask = np.ones((3, 20), np.int64)
     mask[1, 15:] = 0  # masked words that are not padding are counted
-    with torch.inference_mode(), double(wanted=True):
-        theirs = pair.theirs(torch.tensor(ids), attention_mask=torch.tensor(mask))
+    theirs = pair.run(ids, attention_mask=mask)
     ours = pair.ours(ids, mask)
     pair.near(ours.logits[mask == 1], theirs.logits.numpy()[mask == 1], "logits")
     trace = pair.ours.trace(ids[:1])
@@ -65,9 +64,7 @@ def test_texts(tmp_path: Path) -> None:
     texts.append("w5 <pad> w6 w7")
     vectors = ours.encode(texts, batch_size=3)
     for text, vector in zip(texts, vectors, strict=True):
-        ids = torch.tensor([tokenizer.encode(text).ids])
-        with torch.inference_mode():
-            states = pair.theirs(ids).last_hidden_state[0]
+        states = pair.run(np.array([tokenizer.encode(text).ids])).last_hidden_state[0]
         pair.near(vector, states.mean(0), text)
         pair.near(ours.trace(text).hidden_states[-1][0], states, text)
     with pytest.warns(UserWarning, match="was cut to 48 tokens"):

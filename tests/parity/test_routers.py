@@ -15,13 +15,11 @@ from sentence_transformers.sentence_transformer.modules import (
     Router,
     Transformer,
 )
-from transformers import BertConfig, BertModel
 
 import qkv
 from qkv.models import Pool
 
-from .models import scatter
-from .sentences import SPECIAL, WORDS, tokenizer
+from .sentences import WORDS, random_bert
 from .support import close, texts_from
 
 TEXTS = texts_from(WORDS, 30, 20)
@@ -31,19 +29,7 @@ TASKS = (None, "query", "document")
 
 def transformer(folder: Path, dim: int = 24, limit: int = 40, seed: int = 0) -> Transformer:
     """Save a random BERT of this size to the folder, and return it as a module."""
-    torch.manual_seed(seed)
-    config = BertConfig(
-        vocab_size=len(SPECIAL) + len(WORDS),
-        hidden_size=dim,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        intermediate_size=40,
-        max_position_embeddings=limit,
-    )
-    model = BertModel(config, add_pooling_layer=False)
-    scatter(model)
-    model.save_pretrained(folder)
-    tokenizer(limit).save_pretrained(folder)
+    random_bert(folder, limit, seed, hidden_size=dim, max_position_embeddings=limit)
     return Transformer(str(folder))
 
 

@@ -1,8 +1,7 @@
 """Tests of sparse autoencoders against torch.
 
 The tests load folders in SAELens's layout, and compare the features with SAELens's formulas. The
-tests also splice autoencoders into models at several hooks, and compare the gradients of training
-with those of autograd.
+tests also splice autoencoders into models at several hooks.
 """
 
 import json
@@ -14,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from qkv.circuits import SAE, _sae_training
+from qkv.circuits import SAE
 from qkv.models.files.read import ModelError
 
 from .models import Pair, made
@@ -181,25 +180,3 @@ def test_a_torch_file_runs_no_code(tmp_path: Path) -> None:
     write_with_torch(path, {"W_enc": torch.ones(2)})
     with pytest.raises(ModelError, match="has no W_dec: an autoencoder of the architecture"):
         SAE.load(path)
-
-
-@pytest.mark.parametrize("dead", [[], [1, 2, 3, 30, 31, 35, 38, 39, 4, 5, 6, 7, 8, 9]])
-def test_the_gradient_of_training_is_that_of_autograd(dead: list[int]) -> None:
-    w = {name: array.double().requires_grad_() for name, array in weights("b_enc").items()}
-    x = torch.randn(64, D, dtype=torch.float64)
-    y = (x - w["b_dec"]) @ w["W_enc"] + w["b_enc"]
-    top = torch.topk(y, K)
-    features = torch.zeros_like(y).scatter(-1, top.indices, torch.relu(top.values))
-    error = features @ w["W_dec"] + w["b_dec"] - x
-    loss = error.square().sum(-1).mean()
-    if dead:
-        top = torch.topk(y[:, dead], min(len(dead), D // 2))
-        more = torch.zeros(64, len(dead), dtype=torch.float64)
-        more = more.scatter(-1, top.indices, torch.relu(top.values))
-        loss = loss + (more @ w["W_dec"][dead] + error.detach()).square().sum(-1).mean() / 32
-    loss.backward()
-    arrays = {name: array.detach().numpy() for name, array in w.items()}
-    found, slopes, _ = _sae_training.gradients(arrays, x.numpy(), K, np.array(dead, int))
-    np.testing.assert_allclose(found, loss.item(), rtol=1e-12)
-    for name, array in w.items():
-        np.testing.assert_allclose(slopes[name], array.grad.numpy(), rtol=1e-9, atol=1e-12)

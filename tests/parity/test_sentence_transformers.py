@@ -9,12 +9,10 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 from sentence_transformers import SentenceTransformer
-from transformers import BertConfig, BertModel
 
 import qkv
 
-from .models import scatter
-from .sentences import SPECIAL, WORDS, tokenizer
+from .sentences import WORDS, random_bert
 from .support import close, texts_from
 
 TEXTS = texts_from(WORDS, 120, 30)
@@ -35,32 +33,15 @@ def write(
 
     `said` is added to config_sentence_transformers.json: prompts and similarity.
     """
-    config = BertConfig(
-        vocab_size=len(SPECIAL) + len(WORDS),
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        intermediate_size=40,
-        max_position_embeddings=40,
-    )
-    model = BertModel(config, add_pooling_layer=False)
-    scatter(model)
-    model.save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
+    random_bert(folder)
     kinds = ["Transformer", "Pooling", *(["Dense"] if dense else [])]
     kinds += ["Normalize"] if normalize else []
     modules = []
     for number, kind in enumerate(kinds):
         place = f"{number}_{kind}" if number else ""
         (folder / place).mkdir(exist_ok=True)
-        modules.append(
-            {
-                "idx": number,
-                "name": str(number),
-                "path": place,
-                "type": f"sentence_transformers.models.{kind}",
-            }
-        )
+        about = {"idx": number, "name": str(number), "path": place}
+        modules.append(about | {"type": f"sentence_transformers.models.{kind}"})
     files = {
         "modules.json": modules,
         "sentence_bert_config.json": {"max_seq_length": 24, "do_lower_case": False},
@@ -75,12 +56,8 @@ def write(
         save_file(
             {"linear.weight": weight, "linear.bias": bias}, folder / "2_Dense/model.safetensors"
         )
-        files["2_Dense/config.json"] = {
-            "in_features": inputs,
-            "out_features": outputs,
-            "bias": True,
-            "activation_function": dense,
-        }
+        about = {"in_features": inputs, "out_features": outputs, "bias": True}
+        files["2_Dense/config.json"] = about | {"activation_function": dense}
     for name, values in files.items():
         (folder / name).write_text(json.dumps(values))
 
@@ -88,10 +65,8 @@ def write(
 def pooled_by(*modes: str) -> dict[str, Any]:
     """Return the config of a Pooling module with these modes."""
     names = {"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens"}
-    names["mean_sqrt_len_tokens"] = "mean_sqrt_len_tokens"
-    names |= {mode: mode for mode in ("weightedmean", "lasttoken")}
     names["weightedmean"] = "weightedmean_tokens"
-    return {f"pooling_mode_{names[mode]}": mode in modes for mode in MODES}
+    return {f"pooling_mode_{names.get(mode, mode)}": mode in modes for mode in MODES}
 
 
 def pair(folder: Path) -> tuple[qkv.Model, SentenceTransformer]:
@@ -99,13 +74,17 @@ def pair(folder: Path) -> tuple[qkv.Model, SentenceTransformer]:
     return qkv.load(folder), SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[qkv.Model, SentenceTransformer]:
-    """Return a model with mean pooling, a linear layer, scaling to length 1, and prompts."""
-    folder = tmp_path_factory.mktemp("sentence")
+def write_whole(folder: Path) -> Path:
+    """Save a model with mean pooling, a linear layer, scaling to length 1, and prompts."""
     tanh = "torch.nn.modules.activation.Tanh"
     write(folder, pooled_by("mean"), dense=tanh, normalize=True, prompts=PROMPTS)
-    return pair(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[qkv.Model, SentenceTransformer]:
+    """Return the model of `write_whole` in both libraries."""
+    return pair(write_whole(tmp_path_factory.mktemp("sentence")))
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*text(s were| was) cut to 24 tokens:UserWarning")

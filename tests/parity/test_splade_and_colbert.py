@@ -36,12 +36,35 @@ def body(folder: Path, kind: Any, **options: Any) -> Transformer:
     return Transformer(str(folder), **options)
 
 
+def splade(home: Path, *pooling: Any) -> SparseEncoder:
+    """Save a random SPLADE model in the folder `model`."""
+    first = body(home / "body", BertForMaskedLM, transformer_task="fill-mask")
+    made = SparseEncoder(modules=[first, SpladePooling(*pooling)], device="cpu")
+    made.save(str(home / "model"))
+    return made
+
+
+def colbert(home: Path, *modules: Any, expansion: Any = None) -> tuple[qkv.Model, Any]:
+    """Save a ColBERT model of a random BERT and these modules; load it with both libraries."""
+    first = body(home / "body", BertModel, query_expansion=expansion)
+    prompts = {"query": "w7 ", "document": "w8 "}
+    theirs = MultiVectorEncoder(modules=[first, *modules], device="cpu", prompts=prompts)
+    theirs.save(str(home / "model"))
+    return qkv.load(home / "model"), theirs
+
+
+def same_vectors(ours: qkv.Model, theirs: Any, name: str, **options: Any) -> list[Any]:
+    """Compare the vectors of each token that the method `name` gives, and return ours."""
+    found = getattr(ours, name)(TEXTS, output_value="token_embeddings", **options)
+    for one, other in zip(found, getattr(theirs, name)(TEXTS, convert_to_numpy=True), strict=True):
+        close(one, other)
+    return found
+
+
 @pytest.mark.parametrize("pool", ["max", "sum"])
 @pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
 def test_splade(tmp_path: Path, pool: Any, activation: Any) -> None:
-    first = body(tmp_path / "body", BertForMaskedLM, transformer_task="fill-mask")
-    theirs = SparseEncoder(modules=[first, SpladePooling(pool, activation)], device="cpu")
-    theirs.save(str(tmp_path / "model"))
+    theirs = splade(tmp_path, pool, activation)
     ours = qkv.load(tmp_path / "model")
     found = ours.encode(TEXTS, batch_size=2)
     assert found.shape == (len(TEXTS), SIZES["vocab_size"])
@@ -54,8 +77,7 @@ def test_splade(tmp_path: Path, pool: Any, activation: Any) -> None:
 
 
 def test_the_module_of_older_files_of_splade(tmp_path: Path) -> None:
-    first = body(tmp_path / "body", BertForMaskedLM, transformer_task="fill-mask")
-    SparseEncoder(modules=[first, SpladePooling()], device="cpu").save(str(tmp_path / "model"))
+    splade(tmp_path)
     expected = qkv.load(tmp_path / "model").encode(TEXTS)
     path = tmp_path / "model" / "modules.json"
     old = "sentence_transformers.sparse_encoder.models.MLMTransformer.MLMTransformer"
@@ -66,8 +88,7 @@ def test_the_module_of_older_files_of_splade(tmp_path: Path) -> None:
 
 
 def test_splade_needs_a_head_for_words(tmp_path: Path) -> None:
-    first = body(tmp_path / "body", BertForMaskedLM, transformer_task="fill-mask")
-    SparseEncoder(modules=[first, SpladePooling()], device="cpu").save(str(tmp_path / "model"))
+    splade(tmp_path)
     path = tmp_path / "model" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": ["BertModel"]}))
     with pytest.raises(ModelError, match="has a SpladePooling but no head for words"):
@@ -80,17 +101,9 @@ def test_colbert(tmp_path: Path, tasks: list[str], last: str) -> None:
     dense = Dense(24, 7, bias=False, activation_function=torch.nn.Identity(), **TOKEN)
     ends = [Normalize(**TOKEN), MultiVectorMask(["w3", "w5", "nowhere"], skiplist_tasks=tasks)]
     ends = ends if last == "mask" else ends[::-1]
-    modules = [body(tmp_path / "body", BertModel), dense, *ends]
-    theirs = MultiVectorEncoder(
-        modules=modules, device="cpu", prompts={"query": "w7 ", "document": "w8 "}
-    )
-    theirs.save(str(tmp_path / "model"))
-    ours = qkv.load(tmp_path / "model")
+    ours, theirs = colbert(tmp_path, dense, *ends)
     for name in ("encode", "encode_query", "encode_document"):
-        found = getattr(ours, name)(TEXTS, output_value="token_embeddings")
-        expected = getattr(theirs, name)(TEXTS, convert_to_numpy=True)
-        for one, other in zip(found, expected, strict=True):
-            close(one, other)
+        found = same_vectors(ours, theirs, name)
     assert found[-1].shape == (4, 7)  # without w3: [CLS] w8 [UNK] [SEP]
     with pytest.raises(ValueError, match=r'pass output_value="token_embeddings"'):
         ours.encode(TEXTS)
@@ -103,18 +116,11 @@ def test_the_expanded_queries_of_sentence_transformers(
     tmp_path: Path, strategy: str, attend: bool
 ) -> None:
     expansion = {"strategy": strategy, "attend": attend, "length": 9}
-    first = body(tmp_path / "body", BertModel, query_expansion=expansion)
     dense = Dense(24, 7, bias=False, activation_function=torch.nn.Identity(), **TOKEN)
-    modules = [first, dense, MultiVectorMask(["w3"]), Normalize(**TOKEN)]
-    theirs = MultiVectorEncoder(modules=modules, device="cpu", prompts={"query": "w7 "})
-    theirs.save(str(tmp_path / "model"))
-    ours = qkv.load(tmp_path / "model")
+    modules = [dense, MultiVectorMask(["w3"]), Normalize(**TOKEN)]
+    ours, theirs = colbert(tmp_path, *modules, expansion=expansion)
     for name in ("encode", "encode_query", "encode_document"):
-        found = getattr(ours, name)(TEXTS, output_value="token_embeddings", batch_size=3)
-        expected = getattr(theirs, name)(TEXTS, convert_to_numpy=True)
-        for one, other in zip(found, expected, strict=True):
-            close(one, other)
-        lengths = {*map(len, found)}
+        lengths = {*map(len, same_vectors(ours, theirs, name, batch_size=3))}
         assert (min(lengths) == 9) is (name == "encode_query")
         assert (max(lengths) > 9) is (name != "encode_query" or strategy == "min")
 
@@ -124,9 +130,7 @@ def test_the_expanded_queries_of_sentence_transformers(
 )
 def test_an_expansion_that_a_model_cannot_compute(tmp_path: Path, changes: Any) -> None:
     expansion = {"strategy": "min", "length": 9}
-    first = body(tmp_path / "body", BertModel, query_expansion=expansion)
-    modules = [first, MultiVectorMask(), Normalize(**TOKEN)]
-    MultiVectorEncoder(modules=modules, device="cpu").save(str(tmp_path / "model"))
+    colbert(tmp_path, MultiVectorMask(), Normalize(**TOKEN), expansion=expansion)
     path = tmp_path / "model" / "sentence_bert_config.json"
     values = json.loads(path.read_text())
     values["query_expansion"] |= changes
@@ -188,12 +192,10 @@ def test_a_colbert_of_pylate(tmp_path: Path, marker: str, attend: bool) -> None:
 
 
 def test_a_sparse_vector_of_splade_as_a_dict(tmp_path: Path) -> None:
-    first = body(tmp_path / "body", BertForMaskedLM, transformer_task="fill-mask")
-    SparseEncoder(modules=[first, SpladePooling()], device="cpu").save(str(tmp_path / "model"))
+    splade(tmp_path)
     ours = qkv.load(tmp_path / "model")
-    for vector, found in zip(
-        ours.encode(TEXTS), ours.encode(TEXTS, output_value="sparse"), strict=True
-    ):
+    sparse = ours.encode(TEXTS, output_value="sparse")
+    for vector, found in zip(ours.encode(TEXTS), sparse, strict=True):
         assert [*found] == np.flatnonzero(vector).tolist()
         close([*found.values()], vector[vector > 0])
 

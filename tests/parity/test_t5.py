@@ -20,9 +20,8 @@ from transformers import (
 )
 
 import qkv
-from qkv.trace import Seq2SeqTrace
 
-from .models import Pair, compare, compare_saved, double, ids_of, made
+from .models import EVERY_LAYER, Pair, compare, compare_saved, ids_of, made
 
 SIZES = {"vocab_size": 97, "decoder_start_token_id": 3, "pad_token_id": 0, "eos_token_id": 1}
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -55,14 +54,7 @@ def written(pair: Pair, lengths: list[int], side: str, seed: int = 1) -> tuple[A
 def batch(pair: Pair, side: str, lengths: list[int], counts: list[int]) -> None:
     ids, mask = ids_of(pair, lengths, side)
     answer, shown = written(pair, counts, side)
-    with torch.inference_mode(), double(pair.is_double):
-        theirs = pair.theirs(
-            input_ids=torch.tensor(ids),
-            attention_mask=torch.tensor(mask),
-            decoder_input_ids=torch.tensor(answer),
-            decoder_attention_mask=torch.tensor(shown),
-            output_hidden_states=True,
-        )
+    theirs = pair.run(ids, mask, answer, shown, output_hidden_states=True)
     ours = pair.ours(ids, mask, answer, shown)
     real, seen = mask.astype(bool), shown.astype(bool)
     encoded = theirs.encoder_last_hidden_state.numpy()
@@ -80,15 +72,8 @@ def batch(pair: Pair, side: str, lengths: list[int], counts: list[int]) -> None:
 def layers(pair: Pair, length: int, count: int) -> None:
     ids, _ = ids_of(pair, [length], "right")
     answer, _ = written(pair, [count], "right")
-    with torch.inference_mode(), double(pair.is_double):
-        theirs = pair.theirs(
-            input_ids=torch.tensor(ids),
-            decoder_input_ids=torch.tensor(answer),
-            output_hidden_states=True,
-            output_attentions=True,
-        )
+    theirs = pair.run(ids, decoder_input_ids=answer, **EVERY_LAYER)
     trace = pair.ours.trace(ids, target=answer)
-    assert isinstance(trace, Seq2SeqTrace)
     found = {
         "encoder state": (trace.encoder.hidden_states, theirs.encoder_hidden_states),
         "encoder weights": (trace.encoder.attentions, theirs.encoder_attentions),
@@ -182,17 +167,10 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path: Path, name: str, side
     rng = np.random.default_rng(3)
     prompts = [rng.integers(3, 97, length).tolist() for length in (9, 1, 17, 5)]
     ids, mask = longest_first(prompts, side)
-    with torch.inference_mode(), double(True):
-        theirs = pair.theirs.generate(
-            torch.tensor(ids),
-            attention_mask=torch.tensor(mask),
-            max_new_tokens=64,
-            do_sample=False,
-            # transformers' cache has as many layers as the encoder
-            use_cache=config.num_decoder_layers <= config.num_layers,
-        )
+    cached = config.num_decoder_layers <= config.num_layers  # their cache has the encoder's layers
     ours = pair.ours.generate(prompts, max_new_tokens=64)
-    assert [[3, *one.ids] for one in ours] == theirs.tolist()
+    theirs = pair.greedy(ids, 64, attention_mask=mask, use_cache=cached)
+    assert [one.ids for one in ours] == theirs
     assert len({tuple(one.ids) for one in ours}) > 1
     for prompt, found in zip(prompts, ours, strict=True):
         without_cache = pair.ours([prompt], None, [[3, *found.ids[:-1]]]).logits
@@ -214,15 +192,8 @@ def test_rows_that_end_before_others(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
     ours = qkv.load(tmp_path).generate(prompts, max_new_tokens=12)
     ids, mask = longest_first(prompts, "right")
-    with torch.inference_mode(), double(True):
-        theirs = pair.theirs.generate(
-            torch.tensor(ids),
-            attention_mask=torch.tensor(mask),
-            max_new_tokens=12,
-            do_sample=False,
-            eos_token_id=end,
-        )
-    for one, row in zip(ours, theirs.tolist(), strict=True):
-        assert row[1 : len(one.ids) + 1] == one.ids
-        assert not any(row[len(one.ids) + 1 :])
+    theirs = pair.greedy(ids, 12, attention_mask=mask, eos_token_id=end)
+    for one, row in zip(ours, theirs, strict=True):
+        assert row[: len(one.ids)] == one.ids
+        assert not any(row[len(one.ids) :])
         assert one.finish_reason == ("eos" if one.ids[-1] == end else "length")

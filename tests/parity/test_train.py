@@ -1,14 +1,13 @@
-"""Tests that transformers opens models trained by qkv.learn, and tests of AdamW against torch."""
+"""Tests that transformers opens models trained by qkv.learn, and their tokenizers."""
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import transformers
 
 import qkv
-from qkv.learn import AdamW, Network, TextRun, fresh_model, train_on_text
+from qkv.learn import TextRun, train_on_text
 
 from .support import close
 
@@ -53,31 +52,3 @@ def test_the_tokenizer_is_the_same(folder: Path) -> None:
         assert theirs.mask_token == "[MASK]"
     else:
         assert theirs.eos_token == "<|endoftext|>"
-
-
-def test_adamw_is_that_of_torch() -> None:
-    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 30}
-    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8}
-    network = Network(fresh_model({**config, **sizes}, dtype=np.float64))
-    settings = {"betas": (0.8, 0.95), "eps": 1e-6}
-    ours = AdamW(network, decay=0.1, clip=0.5, **settings)
-    tensors = {name: torch.tensor(array) for name, array in network.parameters.items()}
-    for tensor in tensors.values():
-        tensor.requires_grad_(True)
-    groups = [
-        {"params": [t for t in tensors.values() if t.ndim > 1], "weight_decay": 0.1},
-        {"params": [t for t in tensors.values() if t.ndim == 1], "weight_decay": 0.0},
-    ]
-    theirs = torch.optim.AdamW(groups, **settings)
-    rng = np.random.default_rng(0)
-    for rate, size in ((0.01, 1.0), (0.02, 1e-3), (0.005, 10.0)):
-        network.gradient[:] = rng.standard_normal(network.gradient.shape) * size
-        for name, tensor in tensors.items():
-            tensor.grad = torch.tensor(network.gradients[name])
-        torch.nn.utils.clip_grad_norm_(tensors.values(), 0.5)
-        for group in theirs.param_groups:
-            group["lr"] = rate
-        theirs.step()
-        ours.step(rate)
-    for name, tensor in tensors.items():
-        close(network.parameters[name], tensor.detach().numpy(), 1e-6)

@@ -17,9 +17,8 @@ from transformers import (
 )
 
 import qkv
-from qkv.models.vision import VisionModel
 
-from .models import Pair, compare_saved, compare_trace, double, made
+from .models import EVERY_LAYER, compare_saved, compare_trace, double, images_of, made
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "three heads, square": {
@@ -41,13 +40,6 @@ TYPES = [torch.float32, torch.float64]
 KINDS = [ViTModel, ViTForImageClassification, ViTForMaskedImageModeling]
 
 
-def images_of(pair: Pair, count: int, seed: int = 0) -> Any:
-    plan = pair.ours.design
-    rng = np.random.default_rng(seed)
-    kind = np.float64 if pair.is_double else np.float32
-    return rng.standard_normal((count, plan.channels, *plan.image)).astype(kind)
-
-
 def leaves_out_a_head(kind: type) -> AbstractContextManager[Any]:
     if kind is ViTForMaskedImageModeling:
         return pytest.warns(UserWarning, match="does not compute the head of ViTForMaskedImage")
@@ -61,12 +53,11 @@ def test_vit(tmp_path: Path, name: str, kind: type, dtype: torch.dtype) -> None:
     with leaves_out_a_head(kind):
         pair = made(tmp_path / "theirs", kind, ViTConfig(**CONFIGS[name]), dtype)
     compare_saved(pair, tmp_path / "ours")
-    assert isinstance(pair.ours, VisionModel)
     images = images_of(pair, 3)
     with torch.inference_mode(), double(pair.is_double):
         base = getattr(pair.theirs, "vit", pair.theirs)
         whole = base if kind is ViTForMaskedImageModeling else pair.theirs
-        theirs = whole(torch.tensor(images), output_hidden_states=True, output_attentions=True)
+        theirs = whole(torch.tensor(images), **EVERY_LAYER)
         last = base(torch.tensor(images)).last_hidden_state
     ours = pair.ours(images)
     pair.near(ours.last_hidden_state, last, "last")
@@ -93,7 +84,6 @@ def test_images(tmp_path: Path, options: dict[str, Any]) -> None:
     processor = ViTImageProcessorPil(**{"size": {"height": 20, "width": 20}, **options})
     processor.save_pretrained(tmp_path)
     model = qkv.load(tmp_path)
-    assert isinstance(model, VisionModel)
     rng = np.random.default_rng(0)
     size = (20, 20) if options.get("do_resize") is False else (31, 50)
     images = [rng.integers(0, 256, (*size, 3), np.uint8) for _ in range(2)]
@@ -110,12 +100,10 @@ def test_an_old_file(tmp_path: Path) -> None:
     }
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(old))
     model = qkv.load(tmp_path)
-    assert isinstance(model, VisionModel)
     image = np.random.default_rng(0).integers(0, 256, (20, 20, 3), np.uint8)
     processor = ViTImageProcessorPil.from_pretrained(tmp_path)
     theirs = processor(image, return_tensors="np")["pixel_values"]
     pair.near(model.pixels(image), theirs, "pixels")
     states = model.trace(image, names="resid_post", layers=-1)["resid_post", 2]
-    with torch.inference_mode():
-        expected = pair.theirs(torch.tensor(theirs), output_hidden_states=True).hidden_states[-1]
+    expected = pair.run(theirs, output_hidden_states=True).hidden_states[-1]
     pair.near(states, expected, "last")
