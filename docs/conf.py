@@ -57,7 +57,7 @@ myst_heading_anchors = 3
 
 nb_execution_mode = "force"
 # These pages take more than half of the time, because most of them train models. With QKV_SAMPLE=4,
-# as in `.ci/run`, only the first and each fourth after it is executed, and the others show no results.
+# as in `.ci/run`, only the first and each fourth after it is executed; the others show no results.
 LONG = [
     "course/12-capstone",
     *(f"course/further-{name}" for name in ("induction", "projections", "scale-and-sizes")),
