@@ -161,6 +161,19 @@ def compute_type(dtype: DType) -> DType:
     return np.dtype(np.float64) if dtype.name == "float64" else np.dtype(np.float32)
 
 
+@functools.lru_cache(64)
+def common_type(*types: DType) -> DType:
+    """Return the dtype to which NumPy promotes these float types.
+
+    For float16 and bfloat16, it is float32, as in torch and in ml_dtypes from 0.7 on.
+
+    >>> common_type(np.dtype(np.float16), np.dtype(">f4"))
+    dtype('float32')
+    """
+    kinds = {native(kind) for kind in types}
+    return kinds.pop() if len(kinds) == 1 else np.result_type(*map(compute_type, kinds))
+
+
 def without_tiny(x: Array, least: int = 125) -> Array:
     """Set numbers whose absolute value is below `2**-least` to 0, in place.
 

@@ -7,7 +7,17 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from qkv._argument_errors import public_method, type_error, value_error
-from qkv.arrays import Array, ArrayLike, Arrays, DType, Shape, as_array, compute_type, is_float
+from qkv.arrays import (
+    Array,
+    ArrayLike,
+    Arrays,
+    DType,
+    Shape,
+    as_array,
+    common_type,
+    compute_type,
+    is_float,
+)
 from qkv.attend import arguments
 from qkv.attend.arguments import Options
 from qkv.ops import LazyMatrix
@@ -84,18 +94,6 @@ def need_shapes(parameters: Arrays, shapes: Mapping[str, Shape], *, why: str) ->
         need_shape(array, shapes[name], name=name, why=why)
 
 
-def common_type(types: Iterable[DType]) -> DType:
-    """Return the type to which NumPy promotes these types."""
-    names = dict.fromkeys(types)
-    try:
-        return np.result_type(*names)  # the result has the byte order of this machine
-    except TypeError:
-        raise type_error(
-            f"{' and '.join(str(kind) for kind in names)} have no common type: "
-            "convert one of them with astype"
-        ) from None
-
-
 def word_vectors(x: Any, *, name: str, of_texts: bool = True) -> Array:
     """Return `x` as an array of floats or integers; if `of_texts`, it must be (..., T, D)."""
     array = as_array(x, name=name)
@@ -126,9 +124,9 @@ def parameter(parameters: Arrays, name: str, shape: str) -> Array:
 
 
 def result_type(inputs: Iterable[Array], parameters: Arrays) -> Any:
-    """Return the dtype to which NumPy promotes a layer's float inputs and parameters."""
+    """Return `common_type` of a layer's float inputs and parameters."""
     arrays = (*inputs, *parameters.values())
-    return common_type(a.dtype for a in arrays if is_float(a.dtype))
+    return common_type(*{a.dtype for a in arrays if is_float(a.dtype)})
 
 
 def promote(x: Array, parameters: Arrays) -> tuple[Array, DType]:

@@ -1,6 +1,5 @@
 """The linear layer, its gradients, and matrix products in blocks."""
 
-import functools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, Arrays, DType, compute_type, is_float, native
+from qkv.arrays import Array, Arrays, DType, common_type, compute_type, is_float
 from qkv.ops import kernel
 from qkv.ops._blocks import BlockMatrix
 from qkv.ops._int8_rows import multiply_int8
@@ -69,7 +68,7 @@ def linear(
         wide: whether the result is float32 if the inputs have half precision.
 
     Returns:
-        `(..., out)`, in the dtype to which NumPy promotes `x` and `weight`.
+        `(..., out)`, in `common_type` of `x` and `weight`.
         Half-precision inputs are summed in float32. Unless `wide` is True, the sums are rounded at
         the end.
 
@@ -77,7 +76,8 @@ def linear(
     array([[0.]])
     """
     code = 0 if activation is None else activation_named(activation).code
-    kind = _product_type(x.dtype, weight.dtype)
+    floats = is_float(x.dtype) and is_float(weight.dtype)
+    kind = common_type(x.dtype, weight.dtype) if floats else None
     factors = _narrow.get() or kind if kind == kernel.FLOAT32 else kind
     if isinstance(weight, BlockMatrix):
         factors = kind
@@ -161,17 +161,6 @@ def _rows_of_result(x: Array | None, shape: tuple[int, ...], kind: DType) -> Arr
         return None
     whole = x if x.shape == shape else np.broadcast_to(x, shape)
     return kernel.as_rows(whole, math.prod(shape[:-1]), shape[-1], kind)
-
-
-@functools.lru_cache(64)
-def _product_type(x: DType, weight: DType) -> DType | None:
-    """Return the dtype to which NumPy promotes two float dtypes; None for all other pairs."""
-    if not (is_float(x) and is_float(weight)):
-        return None
-    try:
-        return native(np.result_type(x, weight))
-    except TypeError:  # float16 and bfloat16
-        return None
 
 
 def linear_grad(
