@@ -202,7 +202,7 @@ def convert_exactly(array: Array, kind: DType, name: str) -> Array:
     if lost.any():
         raise value_error(
             f"{name} contains {array[lost][0]:.6g}, which is too large for {kind}; pass "
-            "dtype='float32'",
+            "dtype='float32'"
         )
     return converted
 

@@ -147,12 +147,7 @@ class _Conversation:
                 "conversation with /new"
             )
         pieces = answer_prompt(
-            self.model,
-            prompt,
-            stream=True,
-            max_new_tokens=free,
-            **self.sampling,
-            **options,
+            self.model, prompt, stream=True, max_new_tokens=free, **self.sampling, **options
         )
         text = ""
         try:

@@ -90,10 +90,6 @@ def _draw(output: str) -> None:
 
     try:
         say(f"curves: {write_curves(output)}")
-    except (
-        ImportError,
-        OSError,
-        ValueError,
-    ) as error:
+    except (ImportError, OSError, ValueError) as error:
         # Curves need matplotlib, free space on the disk, and at least one training step.
         say(f"no curves: {error}")

@@ -111,7 +111,7 @@ class Parameters(MutableMapping[str, Array]):
 
 # attributes that `__init__` sets
 _SET = {"name", "config", "tokenizer", "design", "kind", "reader"} | {
-    *("eos_ids", "notices", "penalties", "routing"),
+    *("eos_ids", "notices", "penalties", "routing")
 }
 
 

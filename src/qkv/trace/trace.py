@@ -505,7 +505,7 @@ class Seq2SeqTrace:
                 across = ", or for cross-attention trace.cross_attentions" * (name == "attentions")
                 raise AttributeError(
                     f"trace: encoder and decoder have separate {name}: "
-                    f"read trace.encoder.{name} or trace.decoder.{name}{across}",
+                    f"read trace.encoder.{name} or trace.decoder.{name}{across}"
                 )
             raise AttributeError(f"'Seq2SeqTrace' object has no attribute {name!r}")
 

@@ -26,10 +26,7 @@ _RESULTS = MappingProxyType(
 _GRADIENTS = ("d_query", "d_key", "d_value")
 # lines of a backward pass that recomputes the weights of a right forward pass
 _AGAIN = MappingProxyType(
-    {
-        "weights": "w = np.where(seen, np.exp(s - given.lse[..., None]), 0)",
-        "out": "out = given.out",
-    }
+    {"weights": "w = np.where(seen, np.exp(s - given.lse[..., None]), 0)", "out": "out = given.out"}
 )
 # For lines that set a variable, the other lines that use it, in groups: a kernel may compute the
 # variable anew for each group.
@@ -119,10 +116,7 @@ class Defect(NamedTuple):
         )
 
     def run(
-        self,
-        values: Mapping[str, Any],
-        beside: Lines | None = None,
-        others: Expected | None = None,
+        self, values: Mapping[str, Any], beside: Lines | None = None, others: Expected | None = None
     ) -> Expected:
         """Run the formula; this defect and `beside` replace some of its lines.
 

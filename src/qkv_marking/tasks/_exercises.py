@@ -19,10 +19,7 @@ _Cases = Sequence[tuple[Any, ...]]
 
 
 def _exercise(
-    name: str,
-    draw: Callable[[], _Cases],
-    helpers: Mapping[str, Any] | None = None,
-    **options: Any,
+    name: str, draw: Callable[[], _Cases], helpers: Mapping[str, Any] | None = None, **options: Any
 ) -> Exercise:
     """Return the exercise with this name in exercises.toml."""
     return Exercise(name, Table(__package__, "exercises", helpers, section=name), draw, **options)

@@ -47,10 +47,7 @@ class Relative(NamedTuple):
         return total
 
     def backward(
-        self,
-        grad: Array,
-        parameters: Arrays,
-        heads: Mapping[str, Array],
+        self, grad: Array, parameters: Arrays, heads: Mapping[str, Array]
     ) -> tuple[dict[str, Array], Array, dict[str, Array]]:
         """Turn the gradient for the bias into the gradients for `heads`, `rows` and parameters."""
         grad = grad * grad.dtype.type(self.scale)

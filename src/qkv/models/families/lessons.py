@@ -113,7 +113,6 @@ def plain(config: Config) -> Design:
 
 
 FAMILIES = read_families(
-    "lessons.toml",
-    {"qkv-lesson": lesson, "qkv-attention-only": attention_only, "qkv-plain": plain},
+    "lessons.toml", {"qkv-lesson": lesson, "qkv-attention-only": attention_only, "qkv-plain": plain}
 )
 LESSON = FAMILIES[0]

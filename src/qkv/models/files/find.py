@@ -234,8 +234,7 @@ def _download(
             reason = first_line(error)
             tried.append(f"and the download of {hub_id} from the Hub failed ({reason})")
     raise invalid(
-        FileNotFoundError,
-        f"{name} was not found: {', '.join(tried)}; {_ways_to(known)}",
+        FileNotFoundError, f"{name} was not found: {', '.join(tried)}; {_ways_to(known)}"
     ) from error
 
 

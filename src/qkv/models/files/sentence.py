@@ -246,7 +246,7 @@ _LENGTHS = (
     *("model_max_length", "max_seq_length", "query_length", "document_length"),
 )
 _SPELLINGS = {
-    "model_max_length": ("processor_kwargs.model_max_length", "tokenizer_args.model_max_length"),
+    "model_max_length": ("processor_kwargs.model_max_length", "tokenizer_args.model_max_length")
 }
 _ONLY: Mapping[str, Sequence[Any]] = {
     "transformer_task": ("feature-extraction", "sequence-classification"),

@@ -7,14 +7,7 @@ from typing import Any
 import numpy as np
 
 from qkv._argument_errors import public_call, type_error, value_error
-from qkv.arrays import (
-    Array,
-    ArrayLike,
-    compute_type,
-    index_per_axis,
-    is_whole_number,
-    quote,
-)
+from qkv.arrays import Array, ArrayLike, compute_type, index_per_axis, is_whole_number, quote
 from qkv.models._model_base import ModelBase
 from qkv.trace.names import no_layer
 

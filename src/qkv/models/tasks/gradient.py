@@ -410,11 +410,7 @@ def rows_and_slopes(readings: Sequence[Reading], lengths: Sequence[int]) -> tupl
 
 
 def checked_position(
-    position: Any,
-    length: int,
-    *,
-    which: str = "the text",
-    argument: str = "`of`",
+    position: Any, length: int, *, which: str = "the text", argument: str = "`of`"
 ) -> int:
     """Return a position in a text of `length` tokens, counted from 0.
 

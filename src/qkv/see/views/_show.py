@@ -398,10 +398,7 @@ def _of_arrays(
                 full = need if need == "tokens" else f"{need}_tokens"
                 raise type_error(f"{name} needs tokens; pass {full} too")
         part = heads_from(
-            arrays,
-            known[rows] or [],
-            None if columns is None else known[columns],
-            name=name,
+            arrays, known[rows] or [], None if columns is None else known[columns], name=name
         )
         part = replace(part, name="" if name == "attention" else side.capitalize())
         parts.append(_only(part, layers, f"{name} holds 0 to {len(part.layers) - 1}"))

@@ -305,10 +305,7 @@ def walk(
         used = reader_for(text_or_trace, model)
         trace = readable_trace(used.trace(text_or_trace))
     chosen, _ = choose_head(
-        by_word(heads_of(trace)),
-        layer,
-        head,
-        removing=partial(removal_of, used, trace),
+        by_word(heads_of(trace)), layer, head, removing=partial(removal_of, used, trace)
     )
     steps = walk_head(trace, chosen.layer, chosen.head, used)
     return WalkView(steps, used, chosen, theme=theme, stretch=stretch)

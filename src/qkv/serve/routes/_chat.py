@@ -75,9 +75,7 @@ class ChatBody(SampledBody):
         examples=[[{"role": "user", "content": "Where does a river end?"}]],
     )
     max_completion_tokens: int | None = Field(
-        None,
-        ge=1,
-        description="The maximum number of new tokens; by default as many as possible.",
+        None, ge=1, description="The maximum number of new tokens; by default as many as possible."
     )
     max_tokens: int | None = Field(
         None, ge=1, description="An older name for `max_completion_tokens`."

@@ -70,14 +70,10 @@ class SampledBody(Body):
     )
     n: int = Field(1, ge=1, le=128, description="The number of completions for each text.")
     stop: str | Annotated[list[str], Field(max_length=4, fail_fast=True)] = Field(
-        [],
-        description="Stop before any of these texts; the completion does not contain it.",
+        [], description="Stop before any of these texts; the completion does not contain it."
     )
     seed: int | None = Field(
-        None,
-        ge=-(2**63),
-        lt=2**64,
-        description="The same seed draws the same tokens again.",
+        None, ge=-(2**63), lt=2**64, description="The same seed draws the same tokens again."
     )
     stream: bool = Field(False, description="Send the text in pieces, as server-sent events.")
     stream_options: dict[str, Any] = Field(
@@ -283,11 +279,7 @@ class Completion:
     measured_bytes: ClassVar[int] = 32
 
     def __init__(
-        self,
-        model: Model,
-        body: SampledBody,
-        settings: Settings,
-        together: Together | None = None,
+        self, model: Model, body: SampledBody, settings: Settings, together: Together | None = None
     ) -> None:
         self.body, self._model, self._settings = body, model, settings
         self._together = together

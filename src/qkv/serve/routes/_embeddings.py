@@ -13,15 +13,7 @@ from starlette.responses import Response
 from qkv.arrays import Array
 from qkv.models import Model
 from qkv.serve._batches import too_many
-from qkv.serve._bodies import (
-    INPUTS,
-    Body,
-    Inputs,
-    PromptUsage,
-    describe_body,
-    quote,
-    read_json,
-)
+from qkv.serve._bodies import INPUTS, Body, Inputs, PromptUsage, describe_body, quote, read_json
 from qkv.serve._memory import hold
 from qkv.serve._refusals import not_finite
 from qkv.serve.settings import Settings
@@ -29,10 +21,7 @@ from qkv.serve.settings import Settings
 router = APIRouter()
 
 # Maps each purpose of a text (query or document) to the names that clients and models use.
-TYPES = {
-    "query": ("query", "search_query"),
-    "document": ("document", "passage", "search_document"),
-}
+TYPES = {"query": ("query", "search_query"), "document": ("document", "passage", "search_document")}
 EXAMPLE = {"input": ["I sat on the bank of the river.", "The bank charged a fee."]}
 
 
@@ -40,10 +29,7 @@ class EmbeddingsBody(Body):
     """The keys of a request for vectors."""
 
     call: ClassVar[str] = "embeddings"
-    ways: ClassVar[dict[str, str]] = {
-        "input": INPUTS,
-        "truncate": 'true, false, "END" or "NONE"',
-    }
+    ways: ClassVar[dict[str, str]] = {"input": INPUTS, "truncate": 'true, false, "END" or "NONE"'}
 
     input: Inputs
     encoding_format: Literal["float", "base64"] | None = Field(

@@ -85,8 +85,7 @@ class TraceBody(Body):
         '"resid" adds the vectors between the layers.',
     )
     at: Annotated[list[int], Field(fail_fast=True)] | None = Field(
-        None,
-        description="Positions for which to return the logits, if the model computes logits.",
+        None, description="Positions for which to return the logits, if the model computes logits."
     )
     inside: _NumberOrNumbers | None = Field(
         None, description="Layers for which to return q, k, v, attn_scores and z."
