@@ -71,7 +71,7 @@ STEPS = {
         {"activation", "lazy"},
         {"blocks", "int8_rows"},
         {"packing"},
-        {"linear", "norm", "loss", "adamw"},
+        {"linear", "norm", "training"},
         {""},
     ],
     "layers": [
@@ -107,7 +107,7 @@ STEPS = {
         {""},
     ],
     "qkv_marking": [
-        {"errors", "formula", "tiles", "descendants"},
+        {"errors", "formula", "tiles"},
         {"mistake", "outcome", "result"},
         {"raised", "isolated", "points", "library_calls"},
         {"findings"},
@@ -753,7 +753,7 @@ PRIVATE = {
 # Files that read private names of torch because torch has no public names for the same things.
 TORCH = {
     "qkv.integrations._tensors",
-    "qkv.integrations._transformers_masks",
+    "qkv.integrations.transformers",
 }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.learn import AdamW, Network
-from qkv.ops._adamw import adamw
+from qkv.ops._training import adamw
 
 _FACTORS = 3.4445, -4.7750, 2.0315
 _TURNS = 5

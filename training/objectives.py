@@ -14,7 +14,7 @@ from qkv.layers.base import starts_of
 from qkv.learn import Masked, Words, words_loss
 from qkv.learn._network import Network
 from qkv.models.network.batch import PackedIds
-from qkv.ops._loss import cross_entropy
+from qkv.ops._training import cross_entropy
 from qkv.see.analysis._words import is_function_word
 from qkv.text import Tokenizer
 from qkv.trace.recorder import texts_and_positions

@@ -19,11 +19,10 @@ from activations import FORMULAS
 from attend.drawn import BFLOAT16, F16, F32, Case, draw
 from attend.support import numbers
 from ops.drawn_blocks import drawn as drawn_blocks, quantized
-from qkv.ops._adamw import adamw
 from qkv.ops._blocks import BLOCK_KINDS
 from qkv.ops._int8_rows import from_rows, multiply_int8, to_digits, to_rows
-from qkv.ops._loss import cross_entropy
 from qkv.ops._norm import norm_grad
+from qkv.ops._training import adamw, cross_entropy
 from qkv.ops.activation import activate, activation_grad
 from rows import SAMPLE
 

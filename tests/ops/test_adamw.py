@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qkv.ops._adamw import adamw, gradient_norm
+from qkv.ops._training import adamw, gradient_norm
 
 from .support import close, numbers
 

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from qkv.layers import LayerNorm
-from qkv.ops._adamw import adamw, gradient_norm
-from qkv.ops._loss import cross_entropy
 from qkv.ops._norm import norm_grad
+from qkv.ops._training import adamw, cross_entropy, gradient_norm
 from qkv.ops.activation import ACTIVATIONS, activate, activation_grad
 from qkv.ops.kernel import VARIANTS, compiled, set_num_threads
 from qkv.ops.linear import linear_grad

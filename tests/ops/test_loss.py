@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qkv.ops._loss import cross_entropy
+from qkv.ops._training import cross_entropy
 from subnormal import has_subnormal, no_subnormal_operand
 
 from .support import Array, close, grown, numbers, slope

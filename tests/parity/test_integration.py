@@ -13,8 +13,7 @@ import transformers
 
 from qkv.attend.arguments import check_call
 from qkv.integrations._tensors import as_array
-from qkv.integrations._transformers_masks import mask
-from qkv.integrations.transformers import attend, register
+from qkv.integrations.transformers import attend, mask, register
 
 from .models import double, scatter
 

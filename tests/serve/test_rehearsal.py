@@ -11,8 +11,7 @@ import pytest
 from models.decoders import gpt2
 from models.sentence.test_encode import dense
 from models.support import Folder, cross_encoder
-from qkv.serve._rehearsal import BODIES
-from qkv.serve.app import routes
+from qkv.serve.app import BODIES, routes
 
 from .conftest import output_of
 

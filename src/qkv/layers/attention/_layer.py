@@ -1,26 +1,182 @@
 """The attention layer, which checks all arguments and runs the forward or backward pass."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import numpy as np
 
 from qkv._argument_errors import public_call, public_method, type_error, value_error
-from qkv.arrays import Array, ArrayLike, as_array, check_out, float_type, whole_number
-from qkv.attend import check_starts
-from qkv.attend.arguments import RETURNS, Call, Options
+from qkv.arrays import (
+    Array,
+    ArrayLike,
+    Arrays,
+    as_array,
+    check_out,
+    float_type,
+    quote,
+    whole_number,
+)
+from qkv.attend import attention_grad, check_starts, join_heads, split_heads, varlen_attention_grad
+from qkv.attend.arguments import RETURNS, Call, Options, check_call
 from qkv.attend.cache import KVCache
+from qkv.attend.gradient import AttentionGradient, Keep, gradient_by_weights, summed_to
 from qkv.layers import base
 from qkv.layers.attention import forward as unchecked
-from qkv.layers.attention._backward import attention_backward
 from qkv.layers.attention._relative import Relative
 from qkv.layers.attention._rotary import Rotary, as_rotary
-from qkv.layers.attention._weights import Weights
-from qkv.layers.attention.forward import AttentionSaved, Inputs, Norm, Parts, Positions
+from qkv.layers.attention.forward import (
+    AttentionSaved,
+    Inputs,
+    Norm,
+    Parts,
+    Positions,
+    formula_options,
+)
+from qkv.layers.base import check_parameters, need_shape, word_vectors
 from qkv.layers.norm import HeadNorms
+from qkv.ops.linear import project_back
 from qkv.trace import Recorder, Trace
-from qkv.trace.activations import SUMMARY
-from qkv.trace.recorder import of_rows, unkept
+from qkv.trace.activations import SUMMARY, WEIGHTS
+from qkv.trace.recorder import of_heads, of_rows, padded_heads, unkept, unpadded_heads
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+PROJECTION_WEIGHTS = tuple(f"{name}.weight" for name in PROJECTIONS)
+SHORT = dict(zip(PROJECTION_WEIGHTS, ("w_q", "w_k", "w_v", "w_o"), strict=True))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a layer, which follow from the shapes of its weights."""
+
+    embed_dim: int  # D, the size of the vectors in `x`.
+    context_dim: int  # The size of the vectors in the context.
+    output_dim: int  # The size of the vectors in the result.
+    num_heads: int  # Hq.
+    num_kv_heads: int  # Hkv.
+    d_query: int  # d.
+    d_value: int  # dv.
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The parameters of a layer, with the names and the layout that errors show.
+
+    In `parameters`, all weights have the layout (in, out). `layout` is the user's layout, and
+    `short` is True if the user passed w_q, w_k, w_v and w_o.
+    """
+
+    parameters: Arrays
+    layout: str = "in_out"
+    short: bool = False
+
+    @classmethod
+    def short_named(cls, weights: Sequence[Any], layout: str) -> Self:
+        """Make `Weights` from w_q, w_k, w_v and w_o, given their layout; w_o may be None."""
+        if layout not in ("in_out", "out_in"):
+            raise value_error(f'layout is {quote(layout)}; pass "in_out" or "out_in"')
+        named = zip(SHORT.values(), weights, strict=True)
+        arrays = check_parameters({name: w for name, w in named if w is not None})
+        if layout == "out_in":
+            arrays = {name: array.T for name, array in arrays.items()}
+        parameters = {full: arrays[short] for full, short in SHORT.items() if short in arrays}
+        return cls(parameters, layout, short=True)
+
+    def quote(self, name: str) -> str:
+        """Return a weight's name and shape as the user passed them."""
+        shape = self.parameters[name].shape
+        shape = shape if self.layout == "in_out" else shape[::-1]
+        return f"{SHORT[name] if self.short else name} {shape}"
+
+    def hint(self, would_fit: bool) -> str:
+        """Return the advice "pass layout=..." for an error; "" if the advice would not help."""
+        if not (self.short and would_fit):
+            return ""
+        other = "out_in" if self.layout == "in_out" else "in_out"
+        return f'; if the weights are transposed, pass layout="{other}"'
+
+    def vectors(self, x: Any, name: str) -> Array:
+        """Return `x` or the context as an array; check that its vectors fit the projection."""
+        array = word_vectors(x, name=name)
+        weight = "q_proj.weight" if name == "x" else "k_proj.weight"
+        rows, columns = self.parameters[weight].shape
+        if array.shape[-1] != rows:
+            raise value_error(
+                f"{name} {array.shape} has vectors of size {array.shape[-1]} and "
+                f"{self.quote(weight)} takes vectors of size {rows}"
+                + self.hint(columns == array.shape[-1])
+            )
+        return array
+
+    def sizes(self, num_heads: int) -> Sizes:
+        """Return the sizes; raise an error if two weights are incompatible."""
+        self._check_names()
+        query, key, value = (self.parameters[name].shape for name in PROJECTION_WEIGHTS[:3])
+        shown_q, shown_k, shown_v = (self.quote(name) for name in PROJECTION_WEIGHTS[:3])
+        if query[1] % num_heads:
+            raise value_error(
+                f"{shown_q} has {query[1]} columns of queries and num_heads is "
+                f"{num_heads}: the number of columns must be a multiple of num_heads"
+                + self.hint(query[0] % num_heads == 0)
+            )
+        size = query[1] // num_heads
+        if key[1] % size or num_heads % (key[1] // size):
+            raise value_error(
+                f"{shown_q} and {shown_k}: a query head has size {size}, so keys need "
+                f"{_columns(num_heads, size)} columns, not {key[1]}"
+            )
+        kv_heads = key[1] // size
+        if key[0] != value[0]:
+            raise value_error(
+                f"{shown_k} takes vectors of size {key[0]} and {shown_v} takes vectors of "
+                f"size {value[0]}: both must take the same size" + self.hint(key[1] == value[1])
+            )
+        if value[1] % kv_heads:
+            raise value_error(
+                f"{shown_k} and {shown_v}: there are {kv_heads} key heads, "
+                f"so the number of value columns, {value[1]}, must be a multiple of {kv_heads}"
+            )
+        joined = num_heads * (value[1] // kv_heads)
+        output = joined
+        if "out_proj.weight" in self.parameters:
+            taken, output = self.parameters["out_proj.weight"].shape
+            if taken != joined:
+                raise value_error(
+                    f"{shown_v} and {self.quote('out_proj.weight')}: the joined heads "
+                    f"have {joined} columns and the output projection takes {taken} columns"
+                    + self.hint(output == joined)
+                )
+        return Sizes(query[0], key[0], output, num_heads, kv_heads, size, value[1] // kv_heads)
+
+    def _check_names(self) -> None:
+        """Raise an error if a parameter is unknown, is missing or has a wrong number of axes."""
+        known = [f"{name}.{part}" for name in PROJECTIONS for part in ("weight", "bias")]
+        for name in self.parameters:
+            if name not in known:
+                raise value_error(f"there is no parameter {name}: choose from {', '.join(known)}")
+        for name in PROJECTION_WEIGHTS:
+            bias = name.replace("weight", "bias")
+            if name not in self.parameters:
+                if name == "out_proj.weight" and bias not in self.parameters:
+                    continue
+                has = ", ".join(self.parameters) or "none"
+                raise value_error(f"{name} is missing: the parameters are {has}")
+            shape = self.parameters[name].shape
+            if len(shape) != 2 or 0 in shape:
+                raise value_error(
+                    f"{self.quote(name)}: a weight must be 2-D, with the heads side by "
+                    "side, and no size may be 0"
+                )
+            if bias in self.parameters:
+                why = f"{name} has {shape[1]} columns"
+                need_shape(self.parameters[bias], shape[1:], name=bias, why=why)
+
+
+def _columns(num_heads: int, size: int) -> str:
+    """Return the numbers of columns that the key weight may have, as text: "8 or 4 or 2"."""
+    fitting = [n * size for n in range(num_heads, 0, -1) if num_heads % n == 0]
+    return " or ".join(map(str, fitting))
+
 
 Layout = Literal["in_out", "out_in"]
 
@@ -494,3 +650,137 @@ def _in_front(x: Any, name: str) -> Array:
     """Return `x`; if it is 2-D, add a leading batch axis."""
     array = as_array(x, name=name)
     return array[None] if array.ndim == 2 else array
+
+
+_LEARNED = ("bias", "sinks", "alibi_slopes")
+
+
+def attention_backward(
+    layer: Parts, grad: Any, saved: AttentionSaved, record: Recorder | None = None
+) -> base.Gradient:
+    """Compute the gradients for the layer's inputs from the gradient for its output."""
+    gradients = base.for_parameters(record)
+    z, inputs = saved.z, saved.inputs
+    shape = (*z.shape[:-3], z.shape[-2], layer.output_dim)
+    grad = base.upstream(grad, shape, inputs.dtype)
+    if base.asks(record, "hook_result"):
+        z = _from_results(layer, grad, z, of_rows(record, inputs.cu) or unkept)
+    else:
+        if "out_proj.weight" in layer.parameters:
+            grad = project_back(join_heads(z), layer.parameters, "out_proj", grad, gradients)
+        z = split_heads(grad, layer.num_heads)
+    changed = bool(saved.norms or saved.positions)
+    keep, rows = of_heads(record, inputs.cu) or unkept, of_rows(record, inputs.cu) or unkept
+    z = keep("hook_z", z)
+    if saved.weighed is not None or base.asks(record, *WEIGHTS):
+        heads = _from_weights(z, saved, record or unkept)
+    else:
+        heads = _attention_grad(z, saved)
+
+    grad_rows, more = None, dict[str, Array]()
+    if inputs.relative is not None:
+        heads, grad_rows, more = _relative_grad(layer, heads, inputs.relative, saved)
+
+    def to_words(name: str, part: Array, x: Array) -> Array:
+        """Compute the gradient for `x` from the gradient `part` (..., H, T, d) for q, k or v."""
+        if changed and name != "v":
+            part = keep(f"hook_rot_{name}", part)
+        if name in saved.positions:
+            assert layer.rotary is not None
+            part = layer.rotary.rotate_back(part, *saved.positions[name])
+        part = summed_to(part, saved.shapes[name])
+        norm = {"q": layer.q_norm, "k": layer.k_norm}.get(name)
+        if norm is not None:
+            whole = norm.dim != part.shape[-1]  # The norm acts on the joined vectors of all heads.
+            vectors = join_heads(part) if whole else part
+            inner = record and record.under(f"{name}_norm.")
+            vectors = base.part_back(
+                norm, vectors, saved.norms[name], f"{name}_norm", gradients, inner
+            ).x
+            part = split_heads(vectors, part.shape[-3]) if whole else vectors
+        part = keep(f"hook_{name}", part)
+        part = part * saved.inside[name] if saved.inside else part
+        back = project_back(x, layer.parameters, f"{name}_proj", join_heads(part), gradients)
+        return rows(f"hook_{name}_in", back)
+
+    query = to_words("q", heads.query, inputs.words)
+    others = to_words("k", heads.key, inputs.others) + to_words("v", heads.value, inputs.others)
+    options = {name: getattr(heads, name) for name in _LEARNED} | {"relative": grad_rows}
+    options = {name: array for name, array in options.items() if array is not None}
+    if gradients is not None:
+        gradients |= {name: gradients.get(name, 0) + array for name, array in more.items()}
+    if inputs.context is None:
+        return base.Gradient(query + others, gradients or {}, options=options)
+    return base.Gradient(query, gradients or {}, context=others, options=options)
+
+
+def _from_results(layer: Parts, grad: Array, z: Array, record: Keep) -> Array:
+    """Compute the gradient for `z`, and record the gradient for the output of each head."""
+    weight = layer.parameters["out_proj.weight"].reshape(*z.shape[-3::2], -1)  # (Hq, dv, D)
+    results = np.broadcast_to(grad[..., None, :], (*grad.shape[:-1], *weight.shape[::2]))
+    results = np.swapaxes(record("hook_result", results), -3, -2)  # (..., Hq, L, D)
+    return results @ np.swapaxes(weight, -2, -1)
+
+
+def _from_weights(grad: Array, saved: AttentionSaved, record: Keep) -> AttentionGradient:
+    """Compute the gradients for q, k and v through the recorded weights and scores."""
+    cu, options = saved.inputs.cu, formula_options(saved.inputs.options)
+    parts = [saved.query, saved.key, saved.value, grad]
+    if cu is not None:
+        parts, lengths = padded_heads(parts, cu), np.diff(cu)
+        options |= {"query_lengths": lengths, "key_lengths": lengths}
+    call = check_call(*parts[:3], **options)
+    weights = None if saved.weighed is None else saved.weighed[1:]
+    *heads, bias = gradient_by_weights(call, parts[3], weights, record)
+    query, key, value = heads if cu is None else (unpadded_heads(part, cu) for part in heads)
+    given = saved.inputs.relative is not None
+    return AttentionGradient(query, key, value, bias if given else None, None, None)
+
+
+def _relative_grad(
+    layer: Parts, heads: AttentionGradient, relative: Relative, saved: AttentionSaved
+) -> tuple[AttentionGradient, Array, dict[str, Array]]:
+    """Add the gradients through the relative positions to the gradients for queries and keys.
+
+    The function also returns the gradients for the rows of relative positions, and for parameters.
+    """
+    assert heads.bias is not None
+    query, key, cu = saved.query, saved.key, saved.inputs.cu
+    if cu is not None:
+        query, key = padded_heads([query, key], cu)
+    pair = {"q": query, "k": key}
+    more, grad_rows, gradients = relative.backward(heads.bias, layer.parameters, pair)
+    if cu is not None:
+        more = {name: unpadded_heads(part, cu) for name, part in more.items()}
+    query, key = heads.query + more.get("q", 0), heads.key + more.get("k", 0)
+    return heads._replace(query=query, key=key, bias=None), grad_rows, gradients
+
+
+def _attention_grad(grad: Array, saved: AttentionSaved) -> AttentionGradient:
+    """Compute the gradients for the values, the rotated queries and the rotated keys."""
+    cu, options = saved.inputs.cu, formula_options(saved.inputs.options)
+    parts, z, lse = [saved.query, saved.key, saved.value, grad], saved.z, saved.lse
+    assert lse is not None
+    if cu is None:
+        return attention_grad(*parts, forward=(z, lse), **options)
+    if any(name in options for name in base.PADDED):
+        lengths = np.diff(cu)
+        padded = padded_heads([*parts, z, lse.T[..., None]], cu)
+        heads = attention_grad(
+            *padded[:4],
+            forward=(padded[4], padded[5][..., 0]),
+            query_lengths=lengths,
+            key_lengths=lengths,
+            **options,
+        )
+        query, key, value = (unpadded_heads(part, cu) for part in heads[:3])
+        return heads._replace(query=query, key=key, value=value)
+    query, key, value, grad = (np.swapaxes(part, 0, 1) for part in parts)  # (total, H, d)
+    heads = varlen_attention_grad(
+        query, key, value, grad, cu, cu, forward=(np.swapaxes(z, 0, 1), lse), **options
+    )
+    return heads._replace(
+        query=np.swapaxes(heads.query, 0, 1),
+        key=np.swapaxes(heads.key, 0, 1),
+        value=np.swapaxes(heads.value, 0, 1),
+    )
