@@ -120,7 +120,7 @@ STEPS = {
         {""},
     ],
     "scale": [
-        {"sources", "workers", "manifest", "blocks"},
+        {"sources", "workers", "manifest"},
         {"counting", "forward"},
         {"encoding", "head_sums"},
         {""},
@@ -132,7 +132,6 @@ STEPS = {
         {"streams", "batches"},
         {"work"},
         {"routes"},
-        {"rehearsal"},
         {"app"},
         {""},
     ],

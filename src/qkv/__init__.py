@@ -22,7 +22,7 @@ from qkv.trace import Trace
 if TYPE_CHECKING:
     from qkv.findings import Finding, finding, publish
     from qkv.models import Model, ModelError, load
-    from qkv.see import compare, head_view, image_view, play, plot_shift, replay, show, walk
+    from qkv.see import compare, head_view, image_view, play, plot_shift, replay, show, walk, why
     from qkv_marking import check, conform
 
 __version__ = "0.1.0"
@@ -64,6 +64,7 @@ __all__ = [
     "trace_attention",
     "varlen_attention",
     "walk",
+    "why",
 ]
 
 # The public packages.

@@ -1,5 +1,6 @@
 """The key/value cache: keys and values of earlier tokens, kept for later queries."""
 
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -166,6 +167,24 @@ def shorten(cache: KVCache, seen: int, length: int) -> bool:
         return False
     cache._size, cache._seen = size, length
     return True
+
+
+def fork(cache: KVCache, count: int, length: int, extra: int) -> KVCache | None:
+    """Return a cache of `count` rows, which copy the only row's first `length` tokens.
+
+    The result has memory for `extra` more tokens. If `shorten` could not shorten the cache, the
+    result is None.
+    """
+    copied, seen = copy(cache), cache._seen
+    if not isinstance(seen, int) or not shorten(copied, seen, length):
+        return None
+    size = _most(copied._size)
+    copied._lead, copied._arrays = (count,), []
+    for array in cache._arrays:
+        shape = (count, array.shape[1], size + extra, array.shape[3])
+        copied._arrays.append(np.empty(shape, array.dtype))
+        copied._arrays[-1][:, :, :size] = array[:, :, :size]
+    return copied
 
 
 def keep_rows(cache: KVCache, rows: Array) -> None:

@@ -15,7 +15,7 @@ from qkv.cli._program import Program, debug_option
 from qkv.cli._publishing import publish, verify
 from qkv.cli._serve import serve
 from qkv.cli._train import train
-from qkv.cli._views import compare, guess, play, replay, show, walk
+from qkv.cli._views import compare, guess, play, replay, show, walk, why
 
 
 @click.group("qkv", cls=Program, invoke_without_command=True)
@@ -26,6 +26,7 @@ def main(context: click.Context) -> None:
     """Show the attention of a language model over your own sentences.
 
     \b
+        qkv why "The capital of France is the city of"
         qkv walk "The cat sat on the mat"
         qkv show "I sat on the bank of the river."
         qkv compare "I sat on the bank." "The bank raised its rates." --word bank
@@ -39,7 +40,7 @@ def main(context: click.Context) -> None:
 
 
 for command in (
-    *(walk, show, compare, play, replay, guess),
+    *(why, play, show, walk, compare, replay, guess),
     *(encode, generate, chat, train, check, conform, publish, verify, serve, bench, info),
 ):
     main.add_command(command)

@@ -86,6 +86,12 @@ def ablate_option(does: str) -> Callable[..., Any]:
 
 encoder_option = _named_model("books, books-decoder, random, minilm", "books")
 writer_option = _named_model("books-decoder", "books-decoder")
+_guesser_option = click.option(
+    "--model",
+    metavar="NAME",
+    help="A folder, a GGUF file, a short name or a Hub id. Default: QKV_MODEL, else books for a "
+    "TEXT with a gap, else smollm2 if it is installed, else books-decoder.",
+)
 dtype_option = click.option(
     "--dtype",
     type=click.Choice(["float32", "float64", "bfloat16", "int8"]),
@@ -109,6 +115,25 @@ def model_option(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(model=load(model, dtype=dtype), **options)
 
     made: Callable[..., Any] = encoder_option(dtype_option(with_model))
+    return made
+
+
+def guesser_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the options `--model` and `--dtype` of a command that guesses a word of TEXT.
+
+    The command gets the loaded model. Without TEXT, it gets the value of `--model`.
+    """
+
+    @functools.wraps(command)
+    def with_model(
+        *, text: str | None, model: str | None, dtype: str | None, **options: Any
+    ) -> Any:
+        from qkv.see.analysis import guesser_of
+
+        used = model if text is None else guesser_of(model, text, dtype)
+        return command(text=text, model=used, **options)
+
+    made: Callable[..., Any] = _guesser_option(dtype_option(with_model))
     return made
 
 

@@ -1,4 +1,4 @@
-"""The commands that draw a view: walk, show, compare, play, replay, guess."""
+"""The commands that draw a view: walk, show, compare, play, replay, why, guess."""
 
 import functools
 import os
@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qkv._argument_errors import message
-from qkv.cli._options import ablate_option, hide_option, json_option, model_option, writable
+from qkv.cli._options import (
+    ablate_option,
+    guesser_option,
+    hide_option,
+    json_option,
+    model_option,
+    writable,
+)
 from qkv.cli._output import console, print_json, say
 from qkv.extras import need
 
@@ -48,7 +55,7 @@ def _which(name: str, default: str) -> Callable[..., Any]:
     )
 
 
-def _view_command(make: "Callable[..., View]") -> Any:
+def _output_command(make: "Callable[..., View]") -> Any:
     """Turn a function that returns a view into a command, with options for the view's output."""
 
     @functools.wraps(make)
@@ -56,15 +63,19 @@ def _view_command(make: "Callable[..., View]") -> Any:
         files = {kind: options.pop(kind) for kind, *_ in _FILES}
         present(lambda: make(**options), files, as_json=as_json, open_page=open_page)
 
-    shared = [
-        *(_which(name, "that stands out") for name in ("layer", "head")),
-        *(model_option, json_option, _stretch_option),
-        *(
-            click.option(f"--{kind}", metavar="FILE", callback=writable(*endings), help=text)
-            for kind, endings, text in _FILES
-        ),
-        _open_option,
+    files = [
+        click.option(f"--{kind}", metavar="FILE", callback=writable(*endings), help=text)
+        for kind, endings, text in _FILES
     ]
+    shared = [json_option, *files, _open_option]
+    return functools.reduce(lambda made, option: option(made), reversed(shared), command)
+
+
+def _view_command(make: "Callable[..., View]") -> Any:
+    """Turn a function that returns a view of a head into a command."""
+    shared = [*(_which(name, "that stands out") for name in ("layer", "head"))]
+    shared += [model_option, _stretch_option]
+    command = _output_command(make)
     return functools.reduce(lambda made, option: option(made), reversed(shared), command)
 
 
@@ -229,11 +240,39 @@ def replay(
 
 
 @click.command()
+@click.argument("text")
+@guesser_option
+@_output_command
+@click.option("--answer", help="The answer to explain. Default: the model's best guess.")
+@click.option(
+    "--units", type=click.Choice(["word", "token"]), default="word", help="Default: word."
+)
+@click.option(
+    "--layers",
+    metavar="WORD",
+    help="Also hide this word from layer 0 on, from layer 1 on, and so on.",
+)
+@click.option("--links", type=click.IntRange(0), default=0, help="Also list the N largest links.")
+def why(text: str, model: Any, layers: str | None, **options: Any) -> "View":
+    """Show what the answer loses when no word of TEXT may attend to each of its words.
+
+    The answer is the model's guess for the gap [MASK] or _ in TEXT; with a decoder, the next word.
+
+    \b
+        qkv why "The capital of France is the city of"
+        qkv why "The sun rises in the [MASK]." --layers sun
+    """  # noqa: D301 (\b tells click not to wrap the next lines)
+    from qkv import see
+
+    return see.why(text, model, from_layer=layers, **options)
+
+
+@click.command()
 @click.argument("text", required=False)
 @click.option("--top", type=click.IntRange(1), default=5, help="The number of words. Default: 5.")
 @hide_option("Guess again")
 @ablate_option("Guess again")
-@model_option
+@guesser_option
 @json_option
 def guess(text: str | None, top: int, as_json: bool, **options: Any) -> None:
     """Guess the likeliest words for the gaps [MASK] or _ in TEXT; a decoder guesses the next word.

@@ -1,7 +1,9 @@
 """`Model`, the class with all methods of a model, and its subclasses."""
 
 from collections.abc import Mapping
+from importlib import import_module
 from types import MappingProxyType
+from typing import Any
 
 from qkv.models._model_base import ModelBase
 from qkv.models.sentence.encode import (
@@ -109,6 +111,16 @@ class Model(ModelBase):
         8
         """
         return self.get_embedding_dimension()
+
+    def why(self, text: str, **options: Any) -> Any:
+        """Return `qkv.why(text, self, **options)`: what the model's guess loses without each word.
+
+        >>> import qkv
+        >>> found = qkv.load().why("The sun rises in the [MASK].")
+        >>> len(found.words), found.effects.shape
+        (6, (6,))
+        """
+        return import_module("qkv.see").why(text, self, **options)
 
     def pieces(self, word: str) -> list[list[str]]:
         """Return `subwords(word)`; `pieces` is the old name of `subwords`."""

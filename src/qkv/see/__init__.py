@@ -8,6 +8,7 @@ from qkv.see.views._replay import ReplayView, replay
 from qkv.see.views._shift import ShiftView, plot_shift
 from qkv.see.views._show import HeadView, ShowView, head_view, show
 from qkv.see.views._walk import WalkView, walk
+from qkv.see.views._why import Why, why
 from qkv.see.views.play import PlayView, play
 from qkv.see.views.view import View
 
@@ -25,6 +26,7 @@ __all__ = [
     "Story",
     "View",
     "WalkView",
+    "Why",
     "compare",
     "guess",
     "head_view",
@@ -35,4 +37,5 @@ __all__ = [
     "show",
     "stories",
     "walk",
+    "why",
 ]

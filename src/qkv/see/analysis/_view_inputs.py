@@ -1,6 +1,7 @@
 """Conversion of a view's arguments (text, trace, or weights with tokens) to traces and heads."""
 
 import math
+import os
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -9,11 +10,13 @@ import numpy as np
 
 from qkv._argument_errors import invalid, type_error, value_error
 from qkv.arrays import Array, as_array, whole_number
-from qkv.models import Model, load_for
+from qkv.models import Model, load, load_for
+from qkv.models.files.find import DEFAULT, WRITER, places
 from qkv.models.run.text_reader import as_ids
 from qkv.see.analysis._words import is_special, words_of
 from qkv.see.analysis.head_weights import LONG, Axis, Heads
 from qkv.see.analysis.word_vectors import similarity_by_layer
+from qkv.text.gaps import MASKS, mask_gaps
 from qkv.text.tokenized import find_word, plain_tokens, text_of
 from qkv.text.tokenizer import check_text
 from qkv.trace import Seq2SeqTrace, Trace
@@ -78,6 +81,21 @@ def texts_of(texts: list[Any]) -> list[str]:
 def model_of(model: Named, texts: list[str]) -> Model:
     """Return the model, or load it by name; "random" builds a model for the words of the texts."""
     return model if isinstance(model, Model) else load_for(texts, model)
+
+
+def guesser_of(model: Named, text: str, dtype: str | None = None) -> Model:
+    """Return the model, or load it by name, to guess a word of a text.
+
+    Without a name and without QKV_MODEL, it is "books" for a text with a gap, else "smollm2" if it
+    is installed, else "books-decoder".
+    """
+    if model is None and not os.environ.get("QKV_MODEL"):
+        installed = any(name == "smollm2" and folder for name, _, folder in places())
+        gaps = mask_gaps(text, MASKS[0]).gaps
+        model = DEFAULT if gaps else "smollm2" if installed else WRITER
+    if dtype is None or isinstance(model, Model):
+        return model_of(model, [text])
+    return load(model, dtype=dtype)
 
 
 def reader_of(model: Named, texts: list[str]) -> Model:

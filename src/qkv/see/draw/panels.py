@@ -178,6 +178,7 @@ class Bars(Panel):
         form: the format of the numbers.
         top: the number whose bar has full length; by default the number furthest from `ground`.
         ground: the number at which bars begin.
+        hollow: the indices of bars that a picture draws without a fill.
     """
 
     names: Sequence[str]
@@ -185,6 +186,7 @@ class Bars(Panel):
     form: str = "{:.3f}"
     top: float | None = None
     ground: float = 0.0
+    hollow: Sequence[int] = ()
 
     @property
     def shares(self) -> list[float]:

@@ -476,10 +476,11 @@ def _bars(panel: panels.Bars, tone: Tone) -> Drawing:
         y, long, less = 18.0 * row, wide * share, value < panel.ground
         size = f'width="{long:.1f}" height="11"'
         color = tone.after if less else tone.before
+        fill = f'fill="none" stroke="{color}"' if row in panel.hollow else f'fill="{color}"'
         number = begin - long - 5 if less else begin + long + 5
         elements += [
             text(left - 6, y + 12, label(name), tone.ink, text_anchor="end"),
-            f'<rect x="{begin - long * less:.1f}" y="{y + 3:g}" {size} fill="{color}"/>',
+            f'<rect x="{begin - long * less:.1f}" y="{y + 3:g}" {size} {fill}/>',
             text(number, y + 12, panel.form.format(value), tone.dim, size=10,
                  text_anchor="end" if less else "start"),
         ]  # fmt: skip

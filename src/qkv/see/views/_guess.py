@@ -9,7 +9,7 @@ from qkv.edits import Ablate, Hide, edits_of
 from qkv.models import Model
 from qkv.models.files.find import DEFAULT
 from qkv.models.tasks.predict import Guesses
-from qkv.see.analysis import labels_of, model_of, name_of, run_name, show_blanks, texts_of
+from qkv.see.analysis import guesser_of, labels_of, name_of, run_name, show_blanks, texts_of
 from qkv.see.draw.panels import Panel, Prose
 from qkv.see.page.payload import check_theme
 from qkv.see.page.play import Story
@@ -124,7 +124,7 @@ def guess(
     Args:
         text: for an encoder, a text with `Model.mask` in place of each missing word; for a decoder,
             any text. A story from `stories()` is also allowed; it has its own interventions.
-        model: a model or the name of a model; if omitted, the default model.
+        model: a model or the name of a model; if omitted, as in `why`.
         top_k: the number of words.
         ablate: heads to ablate, as in `Model.trace`.
         hide: words and positions that no token may attend to, as in `Model.trace`.
@@ -154,7 +154,7 @@ def guess(
         text, without, hidden = story.sentence, list(story.ablate), list(story.hide)
         model = DEFAULT if model is None else model
     (text,) = texts_of([text])
-    used = model_of(model, [text])
+    used = guesser_of(model, text)
     tokens, positions = used.blanks(text)
     mask = next((mask for mask in MASKS if mask.lower() in text.lower()), None)
     if used.generates and mask is not None and mask not in tokens.tokens:
