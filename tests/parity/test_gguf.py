@@ -244,6 +244,11 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         | {"moe_intermediate_size": 32, "norm_topk_prob": True},
     ),
     "olmo2": ("olmo2", "Olmo2ForCausalLM", GROUPED),
+    "olmo3": (
+        "olmo2",
+        "Olmo3ForCausalLM",
+        {**GROUPED, "sliding_window": 8, "num_hidden_layers": 4},
+    ),
     "phi3": ("phi3", "Phi3ForCausalLM", {**GROUPED, "sliding_window": 8}),
     "phi3, longrope": (
         "phi3",
@@ -275,7 +280,14 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**GROUPED, "qk_layernorm": True, "use_parallel_residual": True},
     ),
     "phi2": ("phi2", "PhiForCausalLM", GROUPED),
+    "phi2, whole rotation": ("phi2", "PhiForCausalLM", {**GROUPED, "partial_rotary_factor": 1.0}),
+    "stablelm, whole rotation": (
+        "stablelm",
+        "StableLmForCausalLM",
+        {**GROUPED, "partial_rotary_factor": 1.0},
+    ),
     "gptneox": ("gptneox", "GPTNeoXForCausalLM", SIZES),
+    "gptneox, whole rotation": ("gptneox", "GPTNeoXForCausalLM", {**SIZES, "rotary_pct": 1.0}),
     "gptneox, in turn": (
         "gptneox",
         "GPTNeoXForCausalLM",
@@ -384,7 +396,8 @@ def metadata(architecture: str, config: Any) -> dict[str, Any]:
         values |= {"attention.key_length": size, "attention.value_length": size}
     rope = getattr(config, "rope_parameters", None) or {}
     if "full_attention" in rope:
-        values["rope.freq_base_swa"] = rope["sliding_attention"]["rope_theta"]
+        if architecture != "olmo2":
+            values["rope.freq_base_swa"] = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]
     if rope:
         turned = int(size * rope.get("partial_rotary_factor", 1))

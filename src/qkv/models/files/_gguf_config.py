@@ -85,7 +85,10 @@ def gguf_config(file: Gguf, families: Mapping[str, Family]) -> dict[str, Any]:
     if decodes and not section.flag("attention.causal", True):
         values["is_causal"] = False
     turned = section.size("rope.dimension_count", size)
-    if turned != size and "position_embd.weight" not in file.tensors:
+    partial = about.get("keys", {}).get("partial_rotary_factor", "partial_rotary_factor")
+    if "position_embd.weight" not in file.tensors and (
+        turned != size or partial in family.defaults
+    ):
         values["partial_rotary_factor"] = turned / size
     ids = special_ids(file)
     values |= {f"{name}_token_id": ids[name] for name in ("bos", "eos", "pad") if name in ids}
@@ -206,8 +209,9 @@ def _architecture(file: Gguf, families: Collection[str] | None = None) -> dict[s
             f"files; qkv supports {', '.join(known)}"
         )
     row = rows[name]
-    mixed = "experts" in row and section_of(file, f"{name}.").whole("expert_count", 0) > 0
-    return dict(rows[row["experts"]] if mixed else row)
+    section = section_of(file, f"{name}.")
+    others = [other for key, other in row.get("others", {}).items() if section.whole(key, 0) > 0]
+    return dict(rows[others[0]] if others else row)
 
 
 def _section(file: Gguf) -> Config:

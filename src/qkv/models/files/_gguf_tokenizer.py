@@ -15,7 +15,6 @@ from qkv.models.files._tokenizer_config import NAMED
 from qkv.models.files.config import Config
 from qkv.models.files.read import CONFIG, MODULES
 from qkv.models.files.sentence import TOKENIZER_CONFIG, Sentence
-from qkv.text.tokenized import to_bytes
 
 # Values of token_type: the unknown token, a special token, a token that a user added, the largest.
 _UNKNOWN, _CONTROL, _ADDED, _LAST_TYPE = 2, 3, 4, 6
@@ -51,11 +50,23 @@ def gguf_tokenizer(file: Gguf) -> Parts | None:
     parts = reader(section, tokens, added)
     vocabulary = parts["model"]["vocab"]
     listed = [
-        {"id": index, "content": tokens[index], **_NO_FLAGS, "special": index in special}
+        {"id": index, "content": tokens[index], "special": index in special}
+        | _flags(file, tokens[index])
         for index in sorted(added)
         if isinstance(vocabulary, list) or vocabulary.get(tokens[index]) == index
     ]
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": listed, **parts}
+
+
+def _flags(file: Gguf, token: str) -> Parts:
+    """Return the flags of an added token, some of which depend on the model's name."""
+    flags = dict(_NO_FLAGS)
+    for row in TABLES["strips"]:
+        name = str(file.metadata.get(row["key"], "")).lower()
+        if any(part in name for part in row["contains"]):
+            flags["lstrip"] |= token in row.get("lstrip", ())
+            flags["rstrip"] |= token not in row.get("rstrip_all_but", (token,))
+    return flags
 
 
 def gguf_sentence(file: Gguf) -> Sentence:
@@ -66,6 +77,7 @@ def gguf_sentence(file: Gguf) -> Sentence:
     section, ids = section_of(file, _START), special_ids(file)
     tokens, is_bert = _tokens(section), section.value("model", "") == "bert"
     config: Parts = {"tokenizer_class": "BertTokenizer" if is_bert else "PreTrainedTokenizerFast"}
+    config |= {"do_lower_case": _lowers(section, tokens)} if is_bert else {}
     named = {f"{name}_token": index for name, index in ids.items() if index < len(tokens)}
     config |= {name: tokens[index] for name, index in named.items() if name in NAMED}
     templates = {
@@ -77,7 +89,7 @@ def gguf_sentence(file: Gguf) -> Sentence:
         section.need(isinstance(text, str), f"chat_template {name:.40}", text, "a string")
     if templates:
         several = [{"name": name, "template": text} for name, text in templates.items()]
-        config["chat_template"] = templates.get("default") if len(several) == 1 else several
+        config["chat_template"] = templates["default"] if [*templates] == ["default"] else several
     values: dict[str, Any] = {TOKENIZER_CONFIG: config}
     mode = gguf_pooling(file)
     if mode is not None:
@@ -111,19 +123,13 @@ def _scores(section: Config, tokens: Sequence[str]) -> list[float]:
     """Return the score of each token."""
     scores: list[float] = _numbers(section, "scores", "f", len(tokens)).tolist()
     fine = len(scores) == len(tokens) and np.isfinite(scores).all()
-    section.need(bool(fine), "scores", scores, f"a list of {len(tokens)} numbers")
+    section.need(bool(fine), "scores", scores, f"a list of {len(tokens)} finite numbers")
     return scores
 
 
 def _byte_level(section: Config, tokens: Sequence[str], added: set[int]) -> Parts:
     """Return the parts of a byte-level BPE, such as GPT-2's."""
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    letters = set(ByteLevel.alphabet())
-    spelled = {
-        token if index in added or letters.issuperset(token) else to_bytes(token): index
-        for index, token in enumerate(tokens)
-    }
+    spelled = {token: index for index, token in enumerate(tokens)}
     ways = {name: way for way, names in TABLES["pre"].items() for name in names}
     patterns = TABLES["split"][section.choice("pre", ways, "default")]
     whole, begins = (
@@ -153,7 +159,7 @@ def _sentence_piece(section: Config, tokens: Sequence[str], added: set[int]) -> 
     decoders += [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] * before
     model = {"type": "BPE", "fuse_unk": True, "byte_fallback": True, "unk_token": None}
     model["vocab"] = {token: index for index, token in enumerate(tokens)}
-    model["merges"] = _pairs_of(tokens, _scores(section, tokens))
+    model["merges"] = _pairs_of(section, tokens)
     first, last = _ends(section, len(tokens), (1, 2), bos=True)
     return {
         "normalizer": _normalizer(before=before),
@@ -215,8 +221,7 @@ def _word_piece(section: Config, tokens: Sequence[str], added: set[int]) -> Part
         named = token.startswith("[") and token.endswith("]")
         word = token.removeprefix(_BLANK) if token.startswith(_BLANK) else f"##{token}"
         spelled[token if named or index in added else word] = index
-    lower = not any(token != token.lower() for token in spelled if not token.startswith("["))
-    lower = section.flag("normalizer.lowercase", lower)
+    lower = _lowers(section, tokens)
     accents = section.flag("normalizer.strip_accents", lower)
     normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
     first = section.value("cls_token_id", section.value("bos_token_id", spelled.get("[CLS]")))
@@ -230,6 +235,12 @@ def _word_piece(section: Config, tokens: Sequence[str], added: set[int]) -> Part
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
         "model": {**model, "max_input_chars_per_word": 100, "vocab": spelled},
     }
+
+
+def _lowers(section: Config, tokens: Sequence[str]) -> bool:
+    """Return whether a WordPiece tokenizer converts texts to lower case."""
+    cased = any(token != token.lower() for token in tokens if not token.startswith("["))
+    return section.flag("normalizer.lowercase", not cased)
 
 
 _KINDS: dict[str, Callable[[Config, Sequence[str], set[int]], Parts]] = {
@@ -247,17 +258,20 @@ def _pairs(section: Config) -> list[list[str]]:
     return pairs
 
 
-def _pairs_of(tokens: Sequence[str], scores: Sequence[float]) -> list[list[str]]:
+def _pairs_of(section: Config, tokens: Sequence[str]) -> list[list[str]]:
     """Return the merges that a vocabulary implies: each way to cut a token into two tokens."""
     ids = {token: index for index, token in enumerate(tokens)}
     found: list[tuple[float, int, int, list[str]]] = []
-    for token, score in dict(zip(tokens, scores, strict=False)).items():
+    for token, score in zip(tokens, _scores(section, tokens), strict=True):
         cuts = range(1, len(token))
         pairs = [[left, token[cut:]] for cut in cuts if (left := token[:cut]) in ids]
         pairs = [pair for pair in pairs if pair[1] in ids]
         pairs.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
         found += [(score, len(pair[0]), len(pair[1]), pair) for pair in pairs]
     found.sort(key=itemgetter(0, 1, 2), reverse=True)
+    equal = len(found) > 1 and found[0][0] == found[-1][0]
+    why = "different numbers, because they order the merges: use the model's tokenizer.json"
+    section.need(not equal, "scores", [score for score, *_ in found], why)
     return [pair for *_, pair in found]
 
 
