@@ -137,6 +137,13 @@ def test_look_shows_the_words_of_the_answer(answers: str) -> None:
     assert names == ["Miau", ",", "\u4e16", "\u4e16", "\u4e16", "!"]
 
 
+def test_why_a_word_of_the_answer(answers: str) -> None:
+    shown = talk(answers, CHAT, "/why Miau").stdout
+    assert "Why Miau?" in shown
+    result = talk(answers, CHAT, "/why zebra")
+    assert "/why needs a word of the last answer" in result.stderr
+
+
 def test_sampling_settings_of_the_model_are_used(tmp_path: Path) -> None:
     settings = {"do_sample": True, "top_k": 1, "temperature": 5.0}
     folder = tmp_path / "model"
@@ -153,9 +160,13 @@ def test_sampling_settings_of_the_model_are_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (["/nothing"], "there is no command /nothing: use /look, /hide WORD, /save FILE, /new"),
+        (
+            ["/nothing"],
+            "there is no command /nothing: use /look, /why WORD, /hide WORD, /save FILE, /new",
+        ),
         (["/"], "there is no command /: use /look"),
         (["/look"], "there is no answer yet: write a message first"),
+        (["/why x"], "there is no answer yet: write a message first"),
         (["/hide the"], "there is no answer yet: write a message first"),
         (["/hide"], "/hide needs a word"),
         (["/save"], "/save needs a file"),
@@ -271,7 +282,9 @@ def test_a_conversation_on_a_terminal(terminal: Terminal, tmp_path: Path) -> Non
     terminal.write("/nothing\n")
     assert "qkv chat: there is no command /nothing: use /look, /hide" in terminal.until("> ")
     terminal.write("/help\n")
-    assert "/look, /hide WORD, /save FILE, /new, /help; Ctrl-C stops" in terminal.until("> ")
+    assert "/look, /why WORD, /hide WORD, /save FILE, /new, /help; Ctrl-C stops" in terminal.until(
+        "> "
+    )
     terminal.write("half a line")
     terminal.until("half a line")
     terminal.sleeps()  # Python misses a Ctrl-C just before `input` waits again

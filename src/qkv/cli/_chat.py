@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -109,6 +110,7 @@ class _Conversation:
         self.messages = [*self.start]
         self.commands: dict[str, Callable[[str], None]] = {
             "/look": self.look,
+            "/why": self.why,
             "/hide": self.hide,
             "/save": self.save,
             "/new": self.new,
@@ -127,7 +129,7 @@ class _Conversation:
 
     def names(self) -> str:
         """List the commands."""
-        given = {"/hide": " WORD", "/save": " FILE"}
+        given = {"/why": " WORD", "/hide": " WORD", "/save": " FILE"}
         return ", ".join(name + given.get(name, "") for name in self.commands)
 
     def answer(self, messages: Messages, **options: Any) -> None:
@@ -185,6 +187,20 @@ class _Conversation:
         if len(tokens) > WHOLE:
             options = {"names": [], "top_k": 8}
         see.show(self.model.trace(tokens, **options), query=rows).print(console())
+
+    def why(self, word: str) -> None:
+        """Show what a word of the last answer loses without each word before it."""
+        from qkv import see
+
+        answer, word = self.last_answer(), word.strip()
+        if not word or word not in answer:
+            raise ValueError("/why needs a word of the last answer: write, for example, /why Paris")
+        tokenizer, messages = self.model.reader.need_tokenizer(), self.messages[:-1]
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        text += answer[: answer.index(word)]
+        before = text.rstrip(" ")
+        tokens = replace(tokenizer.tokenize_prompt(before), text=before)
+        see.why(tokens, self.model, answer=text[len(before) :] + word).print(console())
 
     def hide(self, word: str) -> None:
         """Answer the last message again, with a word masked."""

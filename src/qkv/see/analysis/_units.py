@@ -24,22 +24,26 @@ def units_of(tokens: Tokenized, unit: str = "word", mask: str | None = None) -> 
     A word ends at white space. Punctuation at its ends is a word of its own; marks inside it stay
     ("don't", "3.14"). In writing without spaces, each token is a word, and tokens that share a
     character are one word. A token that contains parts of two words belongs to the first; a token
-    of white space belongs to the word before it.
+    of white space belongs to the word before it, or to none.
 
     Args:
         tokens: the tokens of a text, with the text.
         unit: "word" or "token".
         mask: the mask token.
     """
-    text = tokens.text
-    borders = _borders(text)
-    units: list[Unit] = []
+    text, units = tokens.text, list[Unit]()
+    pairs = zip(tokens.special, tokens.tokens, strict=True)
+    none = [special or token == mask for special, token in pairs]
+    written = list(text)
+    for (begin, end), apart in zip(tokens.offsets, none, strict=True):
+        written[begin:end] = " " * (end - begin) if apart else written[begin:end]
+    borders = _borders("".join(written))
     last = (-1, -1, False)  # of the token before: its region, its end, and whether it is a word's
     for position, (begin, end) in enumerate(tokens.offsets):
-        if tokens.special[position] or tokens.tokens[position] == mask or begin >= end:
+        blank = not text[begin:end].strip()
+        if none[position] or begin >= end or (blank and not last[2]):
             last = (-1, -1, False)
             continue
-        blank = not text[begin:end].strip()
         start = begin + len(text[begin:end]) - len(text[begin:end].lstrip())
         region = last[0] if blank else borders[start]
         apart = not blank and without_blanks(text[start])

@@ -247,7 +247,7 @@ _ARRAYS = ("effects", "log_odds", "direct", "attention")
 
 @public_call("why")
 def why(
-    text: str,
+    text: str | Tokenized,
     model: Model | str | None = None,
     *,
     answer: str | None = None,
@@ -271,7 +271,7 @@ def why(
 
     Args:
         text: for an encoder, a text with a gap (see `Model.mask`); for a decoder, a text whose next
-            word is the answer.
+            word is the answer, or its tokens.
         model: a model or its name. By default, the model that QKV_MODEL names; without it, "books"
             for a text with a gap, else "smollm2" if it is installed, else "books-decoder".
         answer: the answer to explain; by default, the best guess, which a decoder completes
@@ -306,11 +306,12 @@ def why(
     (True, True)
     """
     check_theme(theme)
-    (text,) = texts_of([text])
+    given = text if isinstance(text, Tokenized) else None
+    (text,) = texts_of([text if given is None else given.text])
     used = guesser_of(model, text)
     if units not in UNITS:
         raise value_error(f"units is {quote(units)}; choose {' or '.join(UNITS)}")
-    tokens, positions = used.blanks(text)
+    tokens, positions = used.blanks(text) if given is None else (given, [len(given) - 1])
     if position is None:
         position = positions[0]
     elif position not in positions:
