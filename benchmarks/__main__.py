@@ -37,6 +37,7 @@ CLAIMS = (
     "numpy_path",
     "encode",
     "one_text",
+    "why",
     "cold",
     "bert",
     "llama",

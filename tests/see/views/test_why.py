@@ -15,6 +15,7 @@ from rows import failing
 
 GAP = "The sun rises in the [MASK]."
 NEXT = "the king of the"
+LONG = "the old king of the north went down to the sea with his son and the queen of the"
 
 
 def share_of(model: Any, text: str, answer: list[int], hide: list[Any], more: Any) -> float:
@@ -26,7 +27,10 @@ def share_of(model: Any, text: str, answer: list[int], hide: list[Any], more: An
     return math.exp(log_softmax(logits)[range(len(answer)), answer].sum())
 
 
-@pytest.mark.parametrize(("name", "text"), [("books", GAP), ("books-decoder", NEXT)])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("books", GAP), pytest.param("books-decoder", LONG, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("more", [{}, {"ablate": [(0, 1)], "hide": [2]}], ids=["plain", "edited"])
 def test_each_number_is_that_of_a_trace_with_masked_keys(name: str, text: str, more: Any) -> None:
     model = qkv.load(name)
@@ -50,7 +54,8 @@ def test_each_number_is_that_of_a_trace_with_masked_keys(name: str, text: str, m
         hidden, direct = share([*keys]), share([*product(queries, keys)])
         found = view.effects[number], view.direct[number], view.log_odds[number]
         expected = whole - hidden, whole - direct, log_odds(whole) - log_odds(hidden)
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(found[:2], expected[:2], rtol=0, atol=1e-6)
+        assert found[2] == pytest.approx(expected[2], rel=1e-3, abs=1e-4)
     keys = range(*view.spans[1])
     tokens = range(len(model.blanks(text)[0]) + len(ids) - 1)
     for layer in layers:

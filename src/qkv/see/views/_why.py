@@ -331,7 +331,7 @@ def why(
     total, direct, log_odds = np.full((3, count), np.nan)
     instead: list[tuple[str, float] | None] = [None] * count
     with progress("why", 2 * len(chosen)) as advance:
-        hidden = runs.run([_hide(found[at]) for at in chosen], instead=True, advance=advance)
+        hidden = runs.run([_hide(runs, found[at]) for at in chosen], instead=True, advance=advance)
         unread = runs.run([_unlink(runs, found[at]) for at in chosen], advance=advance)
     for at, without, straight in zip(chosen, hidden, unread, strict=True):
         total[at] = probability - math.exp(without.log_probability)
@@ -347,7 +347,7 @@ def why(
     by_layer = None
     if layered is not None:
         last_layers = [range(layer, used.num_layers) for layer in range(used.num_layers)]
-        copies = [_hide(found[layered], layers) for layers in last_layers]
+        copies = [_hide(runs, found[layered], layers) for layers in last_layers]
         with progress("from_layer", len(copies)) as advance:
             by_layer = [x.log_probability for x in runs.run(copies, advance=advance)]
     linked: list[Link] | None = [] if links and largest is not None else None
@@ -387,7 +387,7 @@ def why(
 
 def _answer(runs: Knockout, text: str, answer: str | None) -> tuple[float, str]:
     """Choose the tokens of the answer; return the log-probability and the name of the answer."""
-    whole: list[tuple[int, Masked]] = [(runs.position, ())]
+    whole: list[tuple[int, Masked]] = [(0, ())]
     if answer is None:
         [outcome] = runs.run(whole, instead=True)
         assert outcome.instead is not None
@@ -429,10 +429,12 @@ def _index(units: Sequence[Unit], word: Any, argument: str) -> int:
     return found[0]
 
 
-def _hide(unit: Unit, layers: Iterable[int | None] = (None,)) -> tuple[int, Masked]:
+def _hide(runs: Knockout, unit: Unit, layers: Iterable[int | None] = (None,)) -> tuple[int, Masked]:
     """Return the keys that hide a word from every query in some layers; None stands for all."""
     keys = range(unit.first, unit.stop)
-    return unit.first, [MaskedKey(0, None, key, layer, None) for layer in layers for key in keys]
+    return runs.start(unit.first), [
+        MaskedKey(0, None, key, layer, None) for layer in layers for key in keys
+    ]
 
 
 def _unlink(
