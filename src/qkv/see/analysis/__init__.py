@@ -1,6 +1,6 @@
 """Analysis of attention heads: numbers and sentences about the tokens that a head attends to."""
 
-from qkv.see.analysis._interventions import COUNT, Opening, moved_in_both, opening_of, removal_of
+from qkv.see.analysis._interventions import COUNT, Opening, opening_of, removal_of
 from qkv.see.analysis._units import UNITS, Unit, is_content, units_of
 from qkv.see.analysis._view_inputs import (
     guesser_of,

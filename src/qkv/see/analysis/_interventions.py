@@ -21,10 +21,8 @@ from qkv.trace import Trace
 MOST_HEADS = 48  # the maximum number of heads to try; assets/store/rule.js uses the same maximum
 MOST_TOKENS = 512
 
-# `Moved` maps each (layer, head) to a number: how much probability moves to other words when the
-# head is removed. `Effects` maps each (layer, head) to two numbers: the probability that moves to
+# `Effects` maps each (layer, head) to two numbers: the probability that moves to
 # other words when the head is removed, and the new probability of the original first guess.
-Moved = dict[tuple[int, int], float]
 Effects = dict[tuple[int, int], tuple[float, float]]
 
 
@@ -99,16 +97,6 @@ def removal_of(
     front = trace.tokens[max(0, position - 1) : position]
     [[(word, share)]] = in_words(likeliest(logits[None], 1), [front], model.tokenizer)
     return Removal(*best, position, moved, word, share, after, tuple(layers))
-
-
-def moved_in_both(model: Model, traces: Sequence[Trace], gaps: list[int]) -> Moved | None:
-    """Remove each head in turn; return the mean of its effects on the guesses in two texts."""
-    if [gap_of(model, trace) for trace in traces] != gaps:
-        return None
-    layers = removed_in_turn(model)
-    runs = [removals(model, trace, at, layers)[1] for trace, at in zip(traces, gaps, strict=True)]
-    means = {at: sum(run[at][0] for run in runs) / len(runs) for at in runs[0]}
-    return means if np.isfinite([*means.values()]).all() else None
 
 
 @np.errstate(invalid="ignore", over="ignore")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from qkv._argument_errors import invalid, value_error
-from qkv.see.analysis._interventions import Moved, Removal
+from qkv.see.analysis._interventions import Removal
 from qkv.see.analysis.head_weights import Heads, Index, Indices
 from qkv.see.analysis.measures import OF_POSITIONS, STANDS_OUT, Link, weights_from
 
@@ -271,9 +271,7 @@ def scope_of(seen: Heads, layer: Index, head: Index) -> str:
     return f"{layers} and heads" if head is None else f"head {head} of {layers}"
 
 
-def contrasting_head(
-    a: Side, b: Side, layer: Index = None, head: Index = None, moved: Moved | None = None
-) -> ChosenHead:
+def contrasting_head(a: Side, b: Side, layer: Index = None, head: Index = None) -> ChosenHead:
     """Choose the head in which the attention of a word differs most between two texts.
 
     The excess of a link is its weight minus the usual weight (see `rank_heads`), at least 0. For
@@ -285,9 +283,6 @@ def contrasting_head(
     The chosen head stands out if, for at least one of its links, the excess over the usual weight
     differs by 0.1 or more between the two texts. No head of an untrained model stands out.
 
-    If the word is the gap (the mask token) in both texts, the head with the largest effect in
-    `moved` is chosen: the head whose removal changes the guesses most.
-
     Raises:
         IndexError: `layer` or `head` is out of range; the message names the range.
     """
@@ -298,14 +293,6 @@ def contrasting_head(
     trained = not (heads_a.untrained or heads_b.untrained)
     if None not in (layer, head):
         return ChosenHead(*heads[0], None, ASKED)
-    removed = {at: moved[at] for at in heads if at in moved} if moved else {}
-    if removed:
-        chosen = max(removed, key=lambda at: removed[at])
-        reason = (
-            f"among {among}, removing this head changes both guesses most: without it, on average "
-            f"{removed[chosen]:.2f} of the probability goes to other words"
-        )
-        return ChosenHead(*chosen, None, reason, trained and removed[chosen] >= STANDS_OUT)
     pairs = {
         at: [(way(heads_a, *at, rows_a), way(heads_b, *at, rows_b)) for way in (_above, _looks)]
         for at in heads

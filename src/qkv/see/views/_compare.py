@@ -11,7 +11,6 @@ from qkv.arrays import Array
 from qkv.models import Model
 from qkv.see.analysis import (
     labels_of,
-    moved_in_both,
     name_of,
     positions_of,
     quote_words,
@@ -492,12 +491,7 @@ def compare(
     word_vectors.need_alike("heads in a layer", a, heads[0].count, b, heads[1].count)
     parts = heads if pieces else [by_word(part) for part in heads]
     rows = [part.queries.rows_of(copies[0]) for part, copies in zip(parts, positions, strict=True)]
-    moved = None
-    if used is not None and None in (layer, head):
-        moved = moved_in_both(used, (a, b), [copies[0][0] for copies in positions])
-    chosen = selection.contrasting_head(
-        (parts[0], rows[0]), (parts[1], rows[1]), layer, head, moved
-    )
+    chosen = selection.contrasting_head((parts[0], rows[0]), (parts[1], rows[1]), layer, head)
     first, second = (
         Side(
             trace,
