@@ -120,7 +120,11 @@ class Why(View):
         """Compare causes with attention, and state what the numbers mean."""
         said = [self.sentence]
         most = int(np.argmax(self.attention)) if len(self.words) else 0
-        if self.largest is not None and most != self.largest and self.effects[self.largest] > 0:
+        if (
+            self.largest is not None
+            and most != self.largest
+            and self.effects[self.largest] >= 0.005
+        ):
             seen, word = self.attention[[most, self.largest]], self.words[self.largest]
             said.append(
                 f"{self.words[most]} gets {seen[0]:.0%} of the attention and {word} {seen[1]:.0%}. "
@@ -153,17 +157,18 @@ class Why(View):
         """Show the effect of each word, the effects by layer, and the largest links."""
         shown = [at for at in range(len(self.words)) if at != self.own]
         shown = [at for at in shown if math.isfinite(self.effects[at])]
-        sizes = [self.probability, *np.abs(self.effects[shown])]
         if not shown:
             return []
+        top = max(self.probability, float(np.abs(self.effects[shown]).max()))
+        whole = "a full bar is the answer's whole probability" if top == self.probability else ""
         rows: list[list[Panel]] = [[
             Bars(
                 title=f"What {show_blanks(self.answer)} loses without each word",
-                explained="a full bar is the answer's whole probability",
+                explained=whole,
                 names=[self.words[at] for at in shown],
                 values=[float(self.effects[at]) for at in shown],
                 form="{:+.2f}",
-                top=max(sizes),
+                top=top,
                 hollow=[shown.index(self.first)] if self.first in shown else [],
             )
         ], [self._table()]]  # fmt: skip
