@@ -280,7 +280,7 @@ def test_a_conversation_on_a_terminal(terminal: Terminal, tmp_path: Path) -> Non
     assert len(answer["content"]) < 60
     terminal.until("> ")
     terminal.write("/nothing\n")
-    assert "qkv chat: there is no command /nothing: use /look, /hide" in terminal.until("> ")
+    assert "qkv chat: there is no command /nothing: use /look, /why" in terminal.until("> ")
     terminal.write("/help\n")
     assert "/look, /why WORD, /hide WORD, /save FILE, /new, /help; Ctrl-C stops" in terminal.until(
         "> "

@@ -274,17 +274,6 @@ def test_no_head_of_an_untrained_masked_language_model_stands_out(
 # ---- compare
 
 
-def test_compare_of_gaps_picks_the_head_with_the_largest_mean_effect(model: qkv.Model) -> None:
-    texts = GAPS[0], "The king is a small [MASK]."
-    both = np.mean([moved(model, text) for text in texts], axis=0)
-    view = qkv.compare(*texts, word="[MASK]", model=model)
-    assert head_of(view) == np.unravel_index(both.argmax(), both.shape)
-    assert view.head.stands_out is bool(both.max() >= 0.1)
-    assert f"on average {both.max():.2f} of the probability" in view.head.reason
-    asked = qkv.compare(*texts, word="[MASK]", model=model, layer=0, head=1)
-    assert asked.head.reason == "it was requested"
-
-
 def test_compare_says_where_no_link_stands_out(model: qkv.Model) -> None:
     view = qkv.compare("I love you", "I love them", word="love", model=model)
     assert view.sentence.startswith("No head stands out for love. Where its attention differs")

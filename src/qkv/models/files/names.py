@@ -315,7 +315,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
         if tensor.shape != expected:
             raise ModelError(
                 f"{tensors.source}: {theirs} has shape {tensor.shape}, but must have "
-                f"{expected} according to config.json"
+                f"{expected} according to its config"
             )
         if tensor.kind not in FLOATS:
             raise ModelError(
