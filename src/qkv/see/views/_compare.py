@@ -437,11 +437,9 @@ def compare(
     If `word` is None, the view chooses a content word that both texts contain. Among several such
     words, it chooses the word whose two vectors after the last layer are least similar. If `layer`
     and `head` are None, the view chooses the head in which the word's links differ most between the
-    texts. For each link, the usual weight is first subtracted from the weight (see `show`). If the
-    word is a gap (mask token) in both texts, the view chooses the head whose removal changes both
-    guesses most. In three cases, the sentence of the view says that no head stands out: the links
-    differ by less than 0.1; removing the head moves less than 0.1 of the probability to other
-    words; or a model is untrained.
+    texts. For each link, the usual weight is first subtracted from the weight (see `show`). The
+    sentence of the view says that no head stands out if the links differ by less than 0.1, or if a
+    model is untrained.
 
     Two traces of the same tokens, such as `model.trace(text)` and
     `model.trace(text, ablate=[(0, 4)])`, are compared as two runs unless `word` is given. The view
